@@ -1,0 +1,120 @@
+"""What a run is made of: the schema of every key of ``conf/``, as plain dataclasses (no hydra here).
+
+The groups ``model``, ``dataset``, ``loss``, ``metric``, ``optimizer`` and ``schedule`` are open: they name
+a ``_target_`` and its arguments. All other groups are closed: a key not listed here is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Comm(Enum):
+    """How gradients are made global."""
+
+    single = "single"
+    ps = "ps"
+    sfb = "sfb"
+    hybrid = "hybrid"
+    ddp = "ddp"
+
+
+class Overlap(Enum):
+    """What communication hides under: nothing, or the rest of the backward pass."""
+
+    none = "none"
+    backward = "backward"
+
+
+class Rule(Enum):
+    """How comm=hybrid chooses a layer's scheme."""
+
+    paper = "paper"
+
+
+class Encryption(Enum):
+    """Of bulk data between hosts. Needed only off loopback, and then never chosen silently."""
+
+    curve = "curve"
+    none = "none"
+
+
+class ClusterKind(Enum):
+    """Which launcher starts the ranks."""
+
+    local = "local"
+
+
+class Device(Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Precision(Enum):
+    """bf16 is autocast: parameters and optimizer state stay fp32."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+@dataclass
+class DDPConfig:
+    bucket_cap_mb: float = 25.0  # MiB; PyTorch's own default
+
+
+@dataclass
+class CommConfig:
+    name: Comm = Comm.hybrid
+    overlap: Overlap = Overlap.backward
+    rule: Rule = Rule.paper
+    timeout: float = 600.0  # seconds of silence before a wait fails
+    encryption: Encryption | None = None
+    kv_bytes: int = 2 * 1024 * 1024  # largest KV pair (P17: 2 MB)
+    merge_bytes: int = 64 * 1024  # parameters smaller than this share a message
+    ddp: DDPConfig = field(default_factory=DDPConfig)
+
+
+@dataclass
+class ClusterConfig:
+    name: ClusterKind = ClusterKind.local
+    nodes: int = 2
+    threads: int = 1  # BLAS/OpenMP threads per rank
+
+
+@dataclass
+class TrainerConfig:
+    batch_size: int = 32  # rows per worker node and iteration
+    global_batch: int | None = None  # comm=single only: its rows per iteration (default: batch_size)
+    epochs: float | None = 5  # at most one of epochs and iterations may end the run first
+    iterations: int | None = None
+    accumulate: int = 1  # micro-batches per step
+    clip_norm: float | None = None
+    precision: Precision = Precision.fp32
+    workers: int = 0  # data-loading processes per rank
+    eval_every: int = 1  # epochs between evaluations; 0: only at the end
+    eval_batch_size: int = 256
+    target_accuracy: float | None = None  # stop as soon as an evaluation reaches it (fraction)
+    checkpoint_every: int = 0  # iterations; 0: only at the end
+    checkpoint: bool = True
+    resume: str | None = None  # a checkpoint file
+    log_every: int = 10  # iterations between lines of the metrics file
+
+
+@dataclass
+class TrainConfig:
+    """Root of ``poseidon train``."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    dataset: dict[str, Any] = field(default_factory=dict)
+    loss: dict[str, Any] = field(default_factory=dict)
+    metric: dict[str, Any] = field(default_factory=dict)
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    comm: CommConfig = field(default_factory=CommConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    seed: int = 0
+    device: Device = Device.cpu
