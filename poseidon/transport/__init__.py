@@ -1,0 +1,19 @@
+"""The mesh that carries bytes between ranks: frames, byte counters, peer health. Knows nothing of layers."""
+
+from poseidon.transport.base import Counters, Endpoint, Handler
+from poseidon.transport.frames import Header, Kind
+from poseidon.transport.inproc import InprocEndpoint, inproc_mesh
+from poseidon.transport.zeromq import MAX_PAYLOAD, ZmqEndpoint, is_loopback
+
+__all__ = [
+    "MAX_PAYLOAD",
+    "Counters",
+    "Endpoint",
+    "Handler",
+    "Header",
+    "InprocEndpoint",
+    "Kind",
+    "ZmqEndpoint",
+    "inproc_mesh",
+    "is_loopback",
+]

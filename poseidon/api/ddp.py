@@ -1,0 +1,65 @@
+"""comm=ddp: PyTorch's own DistributedDataParallel under the same interface, as the reference.
+
+DDP wraps a module; this installs the same reducer on the user's module in place, by the two methods that
+DDP's own forward calls before and after the module's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from poseidon.engine.backward import Hook
+from poseidon.errors import PoseidonError
+
+
+class DDP:
+    """One model under PyTorch DDP."""
+
+    def __init__(self, model: nn.Module, world_size: int, bucket_cap_mb: float) -> None:
+        self.bytes = 0.0
+        self._undo: list[Callable[[], None]] = []
+        self._wrapper: Any = None
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if not trained:
+            return
+        wrapper: Any = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb)
+        if not (hasattr(wrapper, "_pre_forward") and hasattr(wrapper, "_post_forward")):
+            raise PoseidonError(f"comm=ddp does not know torch {torch.__version__}: its DDP has no _pre_forward")
+        self._wrapper = wrapper
+        #: bytes a ring all-reduce sends per node and iteration (computed: DDP does not tell)
+        self.bytes = 2 * (world_size - 1) / world_size * sum(p.numel() * p.itemsize for p in trained)
+        self._undo = [
+            model.register_forward_pre_hook(Hook(self._before), with_kwargs=True).remove,
+            model.register_forward_hook(Hook(self._after)).remove,
+        ]
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        # Without grad DDP would still broadcast buffers, and hang ranks that evaluate different numbers of batches.
+        if not torch.is_grad_enabled():
+            return None
+        return self._wrapper._pre_forward(*args, **kwargs)
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return None
+        return self._wrapper._post_forward(output)
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self._wrapper.no_sync() if self._wrapper else nullcontext()
+        return context
+
+    def sync_buffers(self, model: nn.Module) -> None:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        self._wrapper = None

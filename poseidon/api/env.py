@@ -1,0 +1,76 @@
+"""The environment that a launcher sets, read in this one place."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from poseidon.errors import UserError
+from poseidon.transport import is_loopback
+
+
+@dataclass(frozen=True)
+class JobEnv:
+    """Who this process is in its job (torchrun's variables).
+
+    Attributes:
+        store_fd: an inherited listening socket for rank 0's store, from our own launchers; None: torch's business.
+        attempt: restarts so far; a restarted job must not meet the leftovers of its predecessor.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    store_fd: int | None = None
+    attempt: int = 0
+
+    @property
+    def one_host(self) -> bool:
+        """All ranks on this machine: loopback is enough."""
+        return self.local_world_size == self.world_size or is_loopback(self.master_addr)
+
+
+def read_env(environ: Mapping[str, str] | None = None) -> JobEnv:
+    """Raises UserError when a variable is missing or no number, naming it."""
+    env = os.environ if environ is None else environ
+    if "RANK" not in env and "WORLD_SIZE" not in env:
+        return JobEnv()
+    missing = [name for name in ("RANK", "WORLD_SIZE") if name not in env]
+    world_size = _number(env, "WORLD_SIZE", 1)
+    if world_size > 1:
+        missing += [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
+    if missing:
+        raise UserError(f"{' and '.join(missing)} not set, but RANK or WORLD_SIZE is: start with torchrun or poseidon train")
+    rank = _number(env, "RANK", 0)
+    if not 0 <= rank < world_size:
+        raise UserError(f"RANK={rank} is outside WORLD_SIZE={world_size}")
+    return JobEnv(
+        rank,
+        world_size,
+        _number(env, "LOCAL_RANK", 0),
+        _number(env, "LOCAL_WORLD_SIZE", 0) or (world_size if is_loopback(env.get("MASTER_ADDR", "127.0.0.1")) else 1),
+        env.get("MASTER_ADDR", "127.0.0.1"),
+        _number(env, "MASTER_PORT", 0),
+        _number(env, "POSEIDON_STORE_FD", -1) if "POSEIDON_STORE_FD" in env else None,
+        _number(env, "TORCHELASTIC_RESTART_COUNT", 0),
+    )
+
+
+def gloo_on_loopback() -> None:
+    """Keep gloo, which resolves the host name otherwise, on the loopback interface of a one-host job."""
+    name = {"Linux": "lo", "Darwin": "lo0"}.get(platform.system())
+    if name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def _number(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise UserError(f"{name}={text!r} is not a whole number") from None

@@ -1,0 +1,118 @@
+"""Meeting the other ranks: torch's store (strings and numbers only), torch's process group, our own mesh."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from poseidon.api.env import JobEnv, gloo_on_loopback
+from poseidon.errors import PoseidonError
+from poseidon.transport import ZmqEndpoint
+
+#: How long ranks may take to appear: importing torch on a loaded machine takes its time.
+START_SECONDS = 120.0
+_POLL = timedelta(seconds=1)
+
+
+def join(job: JobEnv, device: torch.device) -> Any:
+    """Join torch's default process group unless the script has, and return its store."""
+    if not dist.is_initialized():
+        if job.one_host:
+            gloo_on_loopback()
+        backend = "nccl" if device.type == "cuda" and _gpu_each(job) else "gloo"
+        timeout = timedelta(seconds=START_SECONDS)
+        if job.store_fd is not None or job.master_port == 0:
+            store = _own_store(job, timeout)
+            dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world_size)
+        else:
+            dist.init_process_group(backend, rank=job.rank, world_size=job.world_size)
+    store = dist.distributed_c10d._get_default_store()
+    return dist.PrefixStore(f"poseidon/{job.attempt}", store)
+
+
+def _own_store(job: JobEnv, timeout: timedelta) -> Any:
+    """Our launchers hand rank 0 a bound socket: torch alone would listen on every interface."""
+    if job.rank == 0 and job.store_fd is not None:
+        return dist.TCPStore(
+            job.master_addr,
+            job.master_port,
+            job.world_size,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=job.store_fd,
+            use_libuv=True,
+        )
+    return dist.TCPStore(job.master_addr, job.master_port, job.world_size, is_master=False, timeout=timeout)
+
+
+def _gpu_each(job: JobEnv) -> bool:
+    return torch.cuda.is_available() and torch.cuda.device_count() >= job.local_world_size
+
+
+def mesh(job: JobEnv, encryption: str | None) -> ZmqEndpoint:
+    """This rank's endpoint, not yet connected."""
+    address = "127.0.0.1" if job.one_host else _address_towards(job.master_addr)
+    return ZmqEndpoint(job.rank, job.world_size, address=address, encryption=encryption)
+
+
+def connect(job: JobEnv, store: Any, endpoint: ZmqEndpoint) -> None:
+    """Exchange endpoints and the job's token through the store, then connect everyone with everyone."""
+    if job.rank == 0:
+        store.set("token", secrets.token_hex(16))
+    store.set(f"endpoint/{job.rank}", endpoint.contact)
+    contacts = [
+        get(store, f"endpoint/{rank}", rank, "its endpoint", START_SECONDS, lambda: None) for rank in range(job.world_size)
+    ]
+    token = bytes.fromhex(get(store, "token", 0, "the job's token", START_SECONDS, lambda: None))
+    endpoint.connect(contacts, token, START_SECONDS)
+
+
+def get(store: Any, key: str, rank: int, what: str, timeout: float, check: Callable[[], None]) -> str:
+    """A value that `rank` will put into the store.
+
+    Args:
+        check: called every second; raises when the run has failed meanwhile.
+
+    Raises:
+        PoseidonError: not there after `timeout` seconds; names the rank.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            store.wait([key], _POLL)
+            return str(store.get(key), "utf-8")
+        except dist.DistStoreError as error:
+            check()
+            if time.monotonic() > end:
+                raise PoseidonError(f"rank {rank} has not given {what} within {timeout:.0f} s") from error
+        except dist.DistNetworkError as error:
+            raise PoseidonError(f"the job's store is gone while waiting for rank {rank}: {what}") from error
+
+
+def _address_towards(host: str) -> str:
+    """The address of the interface by which this host reaches rank 0 (no packet is sent)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
+
+
+def gather(store: Any, job: JobEnv, number: int, value: Any, timeout: float, check: Callable[[], None]) -> list[Any]:
+    """Every rank's value, in rank order. `number` counts the calls, equal on all ranks."""
+    store.set(f"gather/{number}/{job.rank}", json.dumps(value))
+    result = [
+        json.loads(get(store, f"gather/{number}/{rank}", rank, f"its value of gather {number}", timeout, check))
+        for rank in range(job.world_size)
+    ]
+    if number >= 2:
+        # Everyone is past gather number - 1, so nobody will read number - 2 any more.
+        store.delete_key(f"gather/{number - 2}/{job.rank}")
+    return result

@@ -1,0 +1,305 @@
+"""``init()`` and :class:`Session`: what a user's own training script calls."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from poseidon.api import rendezvous
+from poseidon.api.ddp import DDP
+from poseidon.api.env import JobEnv, read_env
+from poseidon.engine import Engine, Exchange, Options, digest, report
+from poseidon.errors import UserError
+from poseidon.transport import MAX_PAYLOAD, Endpoint
+
+log = logging.getLogger("poseidon")
+
+Comm = Literal["single", "ps", "sfb", "hybrid", "ddp"]
+COMMS = ("single", "ps", "sfb", "hybrid", "ddp")
+
+
+@dataclass
+class _Distributed:
+    """A model of this session, and what synchronises it: an engine, DDP, or nothing (world size 1)."""
+
+    model: nn.Module
+    comm: str
+    index: int
+    sync: Engine | DDP | None
+
+
+class Session:
+    """This process's place in a data-parallel job.
+
+    Attributes:
+        rank, world_size, local_rank: as torchrun counts them.
+        device: where this rank's model belongs (``cuda:local_rank`` or ``cpu``).
+    """
+
+    def __init__(
+        self, job: JobEnv, device: torch.device, *, store: Any = None, endpoint: Endpoint | None = None, timeout: float
+    ) -> None:
+        self.rank, self.world_size, self.local_rank = job.rank, job.world_size, job.local_rank
+        self.device = device
+        self.timeout = timeout
+        self._job = job
+        self._store = store
+        self._exchange = Exchange(endpoint, timeout) if endpoint is not None else None
+        self._models: list[_Distributed] = []
+        self._distributed_so_far = 0
+        self._gathers = 0
+        self._closed = False
+        self._owns_process_group = False
+
+    # --- distributing ------------------------------------------------------------------------------------------
+
+    def distribute(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        comm: Comm = "hybrid",
+        *,
+        overlap: Literal["none", "backward"] = "backward",
+        rule: Literal["paper"] = "paper",
+        rows: Literal["leading", "equal"] = "leading",
+        kv_bytes: int = 2 * 1024 * 1024,
+        merge_bytes: int = 64 * 1024,
+        bucket_cap_mb: float = 25.0,
+    ) -> nn.Module:
+        """Make a plain model and its optimizer data-parallel, in place. Collective.
+
+        Afterwards every rank has rank 0's parameters and buffers, and ``loss.backward()`` leaves the global
+        gradient in ``p.grad``: the average over all rows of all ranks, sum over r of (n_r / N) g_r. At world
+        size 1 no hook is installed.
+
+        Args:
+            comm: ``hybrid``: per layer, whichever moves fewer floats of ``ps`` (sharded parameter server) and
+                ``sfb`` (sufficient factors; Linear layers only); ``ddp``: PyTorch's own; ``single``: world size 1.
+            overlap: ``backward``: a layer's gradient leaves while the layers below still compute; ``none``: all
+                communication after the backward pass.
+            rule: how hybrid chooses (``paper``: P17, algorithm 1), from the rows that iteration 0 really had.
+            rows: n_r: ``leading``: the first dimension of the model's first tensor argument; ``equal``: all ranks
+                weigh the same, as in DDP. See also :meth:`rows`.
+            kv_bytes: largest KV pair and message, in bytes.
+            merge_bytes: parameters smaller than this share a message.
+            bucket_cap_mb: ddp only: bucket size in MiB.
+
+        Returns:
+            `model` itself.
+
+        Raises:
+            UserError: a bad argument; ranks whose models differ (every rank names the same first difference).
+        """
+        self._check_open()
+        _one_of("comm", comm, COMMS)
+        _one_of("overlap", overlap, ("none", "backward"))
+        _one_of("rule", rule, ("paper",))
+        _one_of("rows", rows, ("leading", "equal"))
+        if not 1024 <= kv_bytes <= MAX_PAYLOAD:
+            raise UserError(f"kv_bytes={kv_bytes} must lie between 1024 and {MAX_PAYLOAD}")
+        if merge_bytes < 0:
+            raise UserError(f"merge_bytes={merge_bytes} must not be negative")
+        if comm == "single" and self.world_size > 1:
+            raise UserError(f"comm='single' is one process without an engine, but this job has {self.world_size} ranks")
+        if any(entry.model is model for entry in self._models):
+            raise UserError("this model is distributed already: call session.undistribute(model) first")
+        index = self._distributed_so_far
+        self._distributed_so_far += 1
+        sync: Engine | DDP | None = None
+        if comm == "ddp" and self.world_size > 1:
+            sync = DDP(model, self.world_size, bucket_cap_mb)
+        elif self._exchange is not None and any(p.requires_grad for p in model.parameters()):
+            options = Options(comm, overlap, rows, kv_bytes, merge_bytes)
+            sync = Engine(model, optimizer, self._exchange, index, options)
+        self._models.append(_Distributed(model, comm, index, sync))
+        return model
+
+    def undistribute(self, model: nn.Module) -> None:
+        """Take every hook off `model`: it is plain again."""
+        entry = self._entry(model)
+        if entry.sync is not None:
+            entry.sync.undo()
+        self._models.remove(entry)
+
+    def rows(self, n: int) -> None:
+        """Say how many rows the next step's loss is a mean over on this rank, over all its micro-batches.
+
+        0 means: nothing from this rank; then backward may be left out, ``optimizer.step()`` may not.
+        """
+        if n < 0:
+            raise UserError(f"session.rows({n}): must not be negative")
+        for engine in self._engines():
+            engine.rows(n)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward only accumulates locally (micro-batches before the last of a step)."""
+        with contextlib.ExitStack() as stack:
+            for entry in self._models:
+                if isinstance(entry.sync, DDP):
+                    stack.enter_context(entry.sync.no_sync())
+            for engine in self._engines():
+                engine.set_sync(False)
+                stack.callback(engine.set_sync, True)
+            yield
+
+    def synchronize(self) -> None:
+        """Collective: every rank takes rank 0's buffers (batch-norm statistics).
+
+        Call it before evaluating, saving or comparing; parameters are the same everywhere anyway.
+        """
+        for entry in self._models:
+            if isinstance(entry.sync, Engine):
+                entry.sync.sync_buffers()
+            elif isinstance(entry.sync, DDP):
+                entry.sync.sync_buffers(entry.model)
+
+    # --- control traffic ---------------------------------------------------------------------------------------
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's JSON-able `value`, in rank order, on every rank. Collective; not for the hot path.
+
+        Raises:
+            PoseidonError: a rank was lost or silent for the session's timeout; names it.
+        """
+        self._check_open()
+        if self.world_size == 1:
+            return [value]
+        self._gathers += 1
+        check = self._exchange.check if self._exchange is not None else lambda: None
+        return rendezvous.gather(self._store, self._job, self._gathers, value, self.timeout, check)
+
+    def barrier(self) -> None:
+        self.gather(None)
+
+    # --- figures -----------------------------------------------------------------------------------------------
+
+    def digest(self, model: nn.Module) -> str:
+        """sha256 of this rank's parameters and buffers; equal on all ranks after :meth:`synchronize`."""
+        return digest([*model.named_parameters(), *model.named_buffers()])
+
+    def report(self, model: nn.Module) -> dict[str, Any]:
+        """This rank's plan, schemes, bytes and stall time as plain data."""
+        entry = self._entry(model)
+        if isinstance(entry.sync, Engine) and self._exchange is not None:
+            return report(entry.sync, self._exchange, entry.index)
+        layers = {name.rpartition(".")[0] or "(root)" for name, p in model.named_parameters() if p.requires_grad}
+        planned = entry.sync.bytes if isinstance(entry.sync, DDP) else 0.0
+        return {
+            "schemes": dict.fromkeys(sorted(layers), "ddp" if isinstance(entry.sync, DDP) else "none"),
+            "plan": [],
+            "bytes_sent_per_iteration": planned,
+            "bytes_dense_per_iteration": planned,
+            "bytes_planned_per_iteration": planned,
+            "bytes_source": "computed",
+            "traffic": {},
+            "stall_seconds": 0.0,
+            "strangers": {"frames": 0, "connections": 0},
+        }
+
+    def stall_seconds(self, model: nn.Module) -> float:
+        """Seconds the training thread has waited for communication so far (iteration 0 left out)."""
+        sync = self._entry(model).sync
+        return sync.stall_seconds if isinstance(sync, Engine) else 0.0
+
+    def bytes_sent(self, model: nn.Module) -> int:
+        """Bytes this rank has sent so far, headers included, for all models."""
+        return sum(self._exchange.endpoint.counters.sent.values()) if self._exchange is not None else 0
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave the job: say goodbye to the peers, take the hooks off. Idempotent; also runs at exit."""
+        if self._closed:
+            return
+        self._closed = True
+        for entry in self._models:
+            if entry.sync is not None:
+                entry.sync.undo()
+        self._models.clear()
+        if self._exchange is not None:
+            self._exchange.close()
+        if self._owns_process_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _engines(self) -> list[Engine]:
+        return [entry.sync for entry in self._models if isinstance(entry.sync, Engine)]
+
+    def _entry(self, model: nn.Module) -> _Distributed:
+        for entry in self._models:
+            if entry.model is model:
+                return entry
+        raise UserError("this model was not distributed in this session: call session.distribute(model, optimizer)")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UserError("this session is closed")
+
+
+def init(
+    *,
+    timeout: float = 600.0,
+    encryption: Literal["curve", "none"] | None = None,
+    device: str | torch.device | None = None,
+) -> Session:
+    """Join the job that torchrun (or any launcher that sets its variables) started.
+
+    Joins torch's default process group if the script has not yet; gradients of our own schemes never use it.
+    Without those variables, or with a world of one, nothing is opened at all.
+
+    Args:
+        timeout: seconds a wait for a silent peer may last.
+        encryption: needed when ranks are on several hosts: ``"curve"`` encrypts everything, ``"none"`` sends
+            gradients in the clear.
+        device: this rank's device; default ``cuda:LOCAL_RANK`` where there is one, else ``cpu``.
+
+    Raises:
+        UserError: a bad environment or argument. PoseidonError: a rank did not appear; names it.
+    """
+    job = read_env()
+    if encryption is not None:
+        _one_of("encryption", encryption, ("curve", "none"))
+    if timeout <= 0:
+        raise UserError(f"timeout={timeout} must be positive seconds")
+    place = _device(device, job)
+    if job.world_size == 1:
+        return Session(job, place, timeout=timeout)
+    owns = not dist.is_initialized()
+    start = time.monotonic()
+    # First the socket, which refuses other hosts without `encryption`, then the wait for other ranks.
+    endpoint = rendezvous.mesh(job, encryption)
+    store = rendezvous.join(job, place)
+    session = Session(job, place, store=store, endpoint=endpoint, timeout=timeout)
+    session._owns_process_group = owns
+    rendezvous.connect(job, store, endpoint)
+    log.debug("rank %d joined %d ranks in %.1f s", job.rank, job.world_size, time.monotonic() - start)
+    atexit.register(session.close)
+    return session
+
+
+def _device(device: str | torch.device | None, job: JobEnv) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    if torch.cuda.is_available():
+        return torch.device("cuda", job.local_rank % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def _one_of(name: str, value: object, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise UserError(f"{name}={value!r} is not one of {', '.join(accepted)}")

@@ -1,0 +1,50 @@
+"""Noticing final gradients: hooks on a user's model that survive copies, and what autograd is doing right now."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch.autograd.function as autograd_function
+import torch.autograd.graph as autograd_graph
+
+_RUN = autograd_graph._engine_run_backward.__code__
+_APPLY = autograd_function.BackwardCFunction.apply.__code__
+
+
+class Hook:
+    """A hook that a copy or pickle of the model takes along as a no-op: it must not drag the engine with it."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return None if self.call is None else self.call(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return (Hook, ())
+
+    def __deepcopy__(self, memo: Any) -> Hook:
+        return Hook()
+
+
+def nested() -> bool:
+    """Does this backward pass run inside another one (reentrant checkpoint, backward() in a Function or hook)?
+
+    Read off the Python stack: two runs of the engine, or one under a Function's backward.
+    """
+    frame = sys._getframe(1)
+    seen = False
+    while frame is not None:
+        code = frame.f_code
+        if code is _RUN:
+            if seen:
+                return True
+            seen = True
+        elif seen and code is _APPLY:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

@@ -1,0 +1,347 @@
+"""Wait-free backpropagation (DWBP; P15, section 4.1, P17, section 3.1) on a plain PyTorch model, in place.
+
+A *round* is one synchronisation of all gradients: it opens in the first hook of a backward pass, sends each
+unit as soon as its gradients are final, and closes at the end of that pass, when all results are in. A rank
+whose loss misses the model closes its round in the optimizer's pre-step hook, so that its peers do not hang.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+from torch.utils import _pytree
+from torch.utils.hooks import RemovableHandle
+
+from poseidon.engine.backward import Hook, nested
+from poseidon.engine.capture import Record, attach, can_capture, self_test
+from poseidon.engine.exchange import Exchange
+from poseidon.engine.gradients import Gradients
+from poseidon.engine.start import TAG_PLAN, TAG_SEEN, TAG_TENSORS, agree, broadcast, manifest
+from poseidon.engine.syncers import Syncers
+from poseidon.errors import PoseidonError, UserError
+from poseidon.planning import Decision, FactorSize, Param, build_book, decide
+
+log = logging.getLogger("poseidon")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How one model is made data-parallel; equal on all ranks."""
+
+    comm: str = "hybrid"  # ps | sfb | hybrid
+    overlap: str = "backward"  # none | backward
+    rows: str = "leading"  # leading | equal
+    kv_bytes: int = 2 * 1024 * 1024
+    merge_bytes: int = 64 * 1024
+
+
+class Engine:
+    """Hooks one model and its optimizer. All methods belong to the training thread.
+
+    Raises:
+        UserError: the ranks' models differ, or this model cannot be distributed yet.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, exchange: Exchange, index: int, options: Options
+    ) -> None:
+        _refuse(model)
+        self.options = options
+        self.round = 0
+        self.stall_seconds = 0.0
+        self.decision = Decision({}, {})
+        self._model, self._exchange, self._index = model, exchange, index
+        self._explicit_rows: int | None = None
+        self._seen_rows = 0
+        self._buffer_syncs = 0
+        self._sync = True
+        self._warned = False
+        agree(exchange, index, manifest(model, vars(options)))
+        state = [*model.parameters(), *model.buffers()]
+        broadcast(exchange, index, TAG_TENSORS, state, "initial state")
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._params = [p for _, p in named]
+        self._by_id = {id(p): i for i, p in enumerate(self._params)}
+        self._undo: list[Callable[[], None]] = []
+        self._records: dict[int, Record] = {}
+        self._infos = self._describe(named)
+        self._capture()
+        self._install(self._plan_version, {})
+        self._hook(optimizer)
+        self._new_round()
+
+    _plan_version = 0
+
+    # --- set-up ------------------------------------------------------------------------------------------------
+
+    def _describe(self, named: list[tuple[str, nn.Parameter]]) -> list[Param]:
+        owners: dict[int, tuple[str, nn.Module]] = {}
+        for path, module in self._model.named_modules():
+            for p in module._parameters.values():
+                if p is not None:
+                    owners.setdefault(id(p), (path, module))
+        infos = []
+        for name, p in named:
+            path, module = owners[id(p)]
+            factors = can_capture(module) and module._parameters.get("weight") is p
+            infos.append(
+                Param(name, path, type(module).__name__, tuple(p.shape), str(p.dtype), p.dtype.itemsize, factors)
+            )
+        return infos
+
+    def _capture(self) -> None:
+        if self.options.comm == "ps":
+            return
+        if not self_test():
+            log.warning("this torch's autograd behaves otherwise than factor capture needs: all layers go dense (PS)")
+            return
+        for module in self._model.modules():
+            index = self._by_id.get(id(module._parameters.get("weight")))
+            if index is None or not can_capture(module):
+                continue
+            record = self._records.get(index)
+            if record is None:
+                record = self._records[index] = Record(self._params[index])
+            self._undo.append(attach(module, record))  # type: ignore[arg-type]
+
+    def _install(self, version: int, schemes: dict[str, Any]) -> None:
+        """Adopt a plan: version 0 sends everything by PS, version 1 is what rank 0 decided after round 0."""
+        options = self.options
+        self._plan_version = version
+        self.book = build_book(
+            self._infos,
+            self._exchange.world_size,
+            kv_bytes=options.kv_bytes,
+            merge_bytes=options.merge_bytes,
+            schemes=schemes,
+        )
+        dtypes = [p.dtype for p in self._params]
+        if version:
+            self._syncers.close()
+        self._syncers = Syncers(self._exchange, self._index, version, self.book, dtypes, options.kv_bytes)
+        self._gradients = Gradients(self.book, self._params, self._records)
+        for index, record in self._records.items():
+            record.active = version == 0 or schemes.get(self._infos[index].name) == "sfb"
+
+    def _hook(self, optimizer: torch.optim.Optimizer) -> None:
+        handles: list[RemovableHandle] = [
+            self._model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
+            self._model.register_forward_hook(Hook(self._after_forward), always_call=True),
+            optimizer.register_step_pre_hook(Hook(self._before_step)),
+        ]
+        for p in self._params:
+            handles.append(p.register_post_accumulate_grad_hook(Hook(self._after_grad)))
+        for module in self._model.modules():
+            handles.append(module.register_forward_pre_hook(Hook(self._before_module)))
+        self._undo += [handle.remove for handle in handles]
+
+    def _new_round(self) -> None:
+        self._task: int | None = None  # autograd's id of the backward pass that this round belongs to
+        self._final: set[int] = set()
+        self._late: set[int] = set()  # parameters under reentrant checkpoints
+        self._leftover = False
+        self._missing = [len(unit.params) for unit in self.book.units]
+        self._ready: list[tuple[int, Any]] = []
+        self._round_rows: int | None = None
+        self._factor_sizes: dict[str, FactorSize] = {}
+        self._in_forward = False
+
+    # --- forward -----------------------------------------------------------------------------------------------
+
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._exchange.check()
+        self._in_forward = torch.is_grad_enabled()
+        if self._task is not None and torch._C._current_graph_task_id() == -1:
+            self._aborted()
+        if self._in_forward:
+            first = next((t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor | list)), None)
+            if isinstance(first, torch.Tensor):
+                self._seen_rows += first.shape[0] if first.dim() else 1
+            elif first is not None:
+                self._seen_rows += len(first)
+
+    def _aborted(self) -> None:
+        """The last backward pass ended in an exception."""
+        if self._final:
+            raise PoseidonError(
+                "the last backward pass failed after gradients had left for other ranks: this run cannot go on"
+            )
+        for record in self._records.values():
+            record.factors.clear()
+        self._new_round()
+
+    def _before_module(self, module: nn.Module, args: Any) -> None:
+        """A forward without grad inside one with grad: a reentrant checkpoint, whose gradients come from nested
+        backward passes, perhaps several (or a no_grad helper, which loses only its overlap)."""
+        if not self._in_forward or torch.is_grad_enabled():
+            return
+        for owner in (module, *module.children()):
+            for p in owner._parameters.values():
+                if p is not None and id(p) in self._by_id:
+                    self._late.add(self._by_id[id(p)])
+
+    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._in_forward = False
+        if self._sync and torch.is_grad_enabled():
+            for t in _pytree.tree_leaves(output):
+                if isinstance(t, torch.Tensor) and t.requires_grad:
+                    t.register_hook(self._open)
+
+    # --- backward ----------------------------------------------------------------------------------------------
+
+    def _open(self, grad: torch.Tensor | None = None) -> None:
+        if self._task is None and self._sync:
+            self._task = torch._C._current_graph_task_id()
+            Variable._execution_engine.queue_callback(self._end)  # type: ignore[attr-defined]
+
+    def _after_grad(self, p: torch.Tensor) -> None:
+        if not self._sync:
+            return
+        if self._task is None:
+            if nested():
+                self._leftover = True  # the outermost end is out of sight: left to the optimizer's step
+                return
+            self._open()
+        index = self._by_id[id(p)]
+        if index in self._final:
+            raise PoseidonError(
+                f"the gradient of {self._infos[index].name} was produced again after it was final (a parameter used "
+                "inside and outside a reentrant checkpoint: pass use_reentrant=False)"
+            )
+        if index in self._late or torch._C._current_graph_task_id() != self._task:
+            self._leftover = True
+            return
+        self._finalize(index)
+
+    def _finalize(self, index: int) -> None:
+        self._final.add(index)
+        size = self._gradients.settle(index)
+        if size is not None:
+            self._factor_sizes[self._infos[index].name] = size
+        unit = self.book.units[self.book.unit_of[index]]
+        self._missing[unit.index] -= 1
+        if self._missing[unit.index]:
+            return
+        contribution = self._gradients.contribution(unit, self.round, self._rows())
+        if self.options.overlap == "none":
+            self._ready.append((unit.index, contribution))
+        else:
+            self._syncers.contribute(self.round, unit.index, contribution)
+
+    def _rows(self) -> int:
+        """n_r of this round; fixed when its first unit leaves."""
+        if self._round_rows is None:
+            if self._explicit_rows is not None:
+                rows = self._explicit_rows
+            elif self._seen_rows or not any(p.grad is not None for p in self._params):
+                rows = self._seen_rows
+            else:
+                rows = 1  # gradients without a forward of the root module: nothing tells its rows
+            self._round_rows = rows if self.options.rows == "leading" else 1
+        return self._round_rows
+
+    def _end(self) -> None:
+        """End of the outermost backward pass."""
+        self._task = None
+        if self._final or self._leftover:
+            self._close()
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if not self._closed and closure is None:
+            self._close()
+        self._closed = False
+
+    _closed = False
+
+    def _close(self) -> None:
+        """Send what has not left, wait for all results, write them to ``p.grad``."""
+        for index in range(len(self._params)):
+            if index not in self._final:
+                self._finalize(index)
+        for unit, contribution in self._ready:
+            self._syncers.contribute(self.round, unit, contribution)
+        while self._syncers.pending:
+            start = time.perf_counter()
+            unit, result = self._syncers.take(self.round)
+            if self.round:
+                self.stall_seconds += time.perf_counter() - start
+            self._gradients.apply(self.book.units[unit], result)
+        self._warn_uneven()
+        self.round += 1
+        if self.round == 1:
+            self._decide()
+        self._explicit_rows, self._seen_rows = None, 0
+        self._new_round()
+        self._closed = True
+
+    def _warn_uneven(self) -> None:
+        rows = self._syncers.rows
+        explicit = self._explicit_rows is not None or self.options.rows == "equal"
+        if self._warned or explicit or self._exchange.rank or len(set(rows.values())) < 2:
+            return
+        self._warned = True
+        counts = ", ".join(f"rank {rank}: {rows[rank]}" for rank in sorted(rows))
+        log.warning(
+            "ranks had different numbers of rows (%s): their gradients are weighted with them. Rows are read off the "
+            "first tensor given to the model, which is wrong for sequence-first input, for means over unpadded "
+            "tokens and for sums: call session.rows(n) before backward(), or distribute(..., rows='equal')",
+            counts,
+        )
+
+    def _decide(self) -> None:
+        """After round 0: rank 0 chooses the schemes from everyone's factors; all adopt them."""
+        exchange, index = self._exchange, self._index
+        if exchange.rank == 0:
+            seen = [self._factor_sizes]
+            for peer in range(1, exchange.world_size):
+                theirs = json.loads(exchange.hear(peer, index, TAG_SEEN, "rows of iteration 0"))
+                seen.append({name: FactorSize(*size) for name, size in theirs.items()})
+            self.decision = decide(self.options.comm, self._infos, seen)
+            for peer in range(1, exchange.world_size):
+                exchange.say(peer, index, TAG_PLAN, json.dumps([self.decision.schemes, self.decision.factors]))
+        else:
+            exchange.say(0, index, TAG_SEEN, json.dumps(self._factor_sizes))
+            schemes, factors = json.loads(exchange.hear(0, index, TAG_PLAN, "plan"))
+            self.decision = Decision(schemes, {name: FactorSize(*size) for name, size in factors.items()})
+        self._install(1, dict(self.decision.schemes))
+
+    # --- what a session offers ---------------------------------------------------------------------------------
+
+    def rows(self, n: int) -> None:
+        self._explicit_rows = n
+
+    def set_sync(self, sync: bool) -> None:
+        """False inside no_sync(): gradients accumulate locally, layers compute natively."""
+        self._sync = sync
+        for index, record in self._records.items():
+            scheme = self.decision.schemes.get(self._infos[index].name)
+            record.active = sync and (self._plan_version == 0 or scheme == "sfb")
+
+    def sync_buffers(self) -> None:
+        """Collective: rank 0's buffers (batch-norm statistics) everywhere."""
+        self._buffer_syncs += 1
+        buffers = list(self._model.buffers())
+        broadcast(self._exchange, self._index, TAG_TENSORS + self._buffer_syncs, buffers, "buffers")
+
+    def undo(self) -> None:
+        """Take all hooks off; the model is plain again."""
+        while self._undo:
+            self._undo.pop()()
+        self._syncers.close()
+
+
+def _refuse(model: nn.Module) -> None:
+    for name, p in model.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise UserError(f"parameter {name} has no shape yet (a lazy module): run one forward pass before distribute()")
+        if p.requires_grad and not p.is_leaf:
+            raise UserError(f"parameter {name} is not a leaf of the graph: detach it before distribute()")

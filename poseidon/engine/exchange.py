@@ -1,0 +1,252 @@
+"""Between the training thread and the endpoint's thread: routing, waiting, diagnosis, and the word about losses.
+
+Everything named ``_on_...`` or run through ``endpoint.post`` happens in the endpoint's thread. The training
+thread only posts, and waits on queues, always with a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import struct
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from poseidon.errors import PeerLostError, PoseidonError
+from poseidon.transport import Endpoint, Header, Kind
+
+log = logging.getLogger("poseidon")
+
+#: Silence after which a wait says what it waits for.
+WARN_SECONDS = 30.0
+#: How often a wait looks whether a peer has left in the meantime.
+POLL_SECONDS = 1.0
+_RANK = struct.Struct("<H")
+
+TrafficKey = tuple[int, int, int, Kind, int]
+
+
+class Traffic:
+    """Payload bytes and messages by (model, plan, unit, kind, peer); written in the endpoint's thread."""
+
+    def __init__(self) -> None:
+        self.sent: Counter[TrafficKey] = Counter()
+        self.received: Counter[TrafficKey] = Counter()
+        self.messages: Counter[TrafficKey] = Counter()
+
+    @staticmethod
+    def key(header: Header, peer: int) -> TrafficKey:
+        return (header.model, header.plan, header.unit, header.kind, peer)
+
+
+class Receiver(Protocol):
+    """A distributed model's part of the exchange."""
+
+    def on_message(self, header: Header, payload: memoryview) -> None: ...
+
+
+class Exchange:
+    """Handler of one endpoint, shared by all models of a session."""
+
+    def __init__(self, endpoint: Endpoint, timeout: float) -> None:
+        self.endpoint = endpoint
+        self.rank = endpoint.rank
+        self.world_size = endpoint.world_size
+        self.timeout = timeout
+        self.failure: PoseidonError | None = None
+        self.traffic = Traffic()
+        self._receivers: dict[tuple[int, int], Receiver] = {}
+        self._early: dict[tuple[int, int], list[tuple[Header, memoryview]]] = defaultdict(list)
+        self._mail: dict[tuple[Kind, int, int, int], SimpleQueue[Any]] = {}
+        self._waiting: set[SimpleQueue[Any]] = set()
+        self._byes: Counter[int] = Counter()
+        self._left: set[int] = set()
+        endpoint.start(self)
+
+    # --- endpoint's thread -------------------------------------------------------------------------------------
+
+    def on_message(self, header: Header, payload: memoryview) -> None:
+        match header.kind:
+            case Kind.BYE:
+                # One on each of the two connections: all that was sent before has arrived after both.
+                self._byes[header.rank] += 1
+                if self._byes[header.rank] == 2:
+                    self._left.add(header.rank)
+                    self._on_left(header.rank)
+            case Kind.ABORT:
+                lost = _RANK.unpack_from(payload)[0]
+                self._fail(PeerLostError(lost, str(payload[_RANK.size :], "utf-8")), tell=False)
+            case Kind.TEXT | Kind.STATE:
+                self._box(header.kind, header.model, header.unit, header.rank).put((header, payload))
+            case _:
+                receiver = self._receivers.get((header.model, header.plan))
+                self.traffic.received[Traffic.key(header, header.rank)] += payload.nbytes
+                if receiver is None:
+                    self._early[header.model, header.plan].append((header, payload))
+                else:
+                    self.guarded(lambda: receiver.on_message(header, payload), _what(header))
+
+    def _box(self, kind: Kind, model: int, tag: int, peer: int) -> SimpleQueue[Any]:
+        # setdefault: both threads may be the first to ask for a box.
+        return self._mail.setdefault((kind, model, tag, peer), SimpleQueue())
+
+    def guarded(self, call: Callable[[], None], what: str) -> None:
+        """An error in the endpoint's thread ends the run, by name; it must not end the thread in silence."""
+        try:
+            call()
+        except Exception as error:
+            self._fail(PoseidonError(f"rank {self.rank}: {what}: {type(error).__name__}: {error}"))
+
+    def on_lost(self, rank: int, reason: str) -> None:
+        if rank not in self._left:
+            self._fail(PeerLostError(rank, f"rank {rank} was lost: {reason}"))
+
+    def _on_left(self, rank: int) -> None:
+        """A peer has ended in an orderly way: an error only for who still waits for it."""
+        for queue in self._waiting:
+            queue.put(None)
+
+    def _fail(self, error: PoseidonError, tell: bool = True) -> None:
+        if self.failure is not None:
+            return
+        self.failure = error
+        if tell:
+            lost = error.rank if isinstance(error, PeerLostError) else self.rank
+            payload = _RANK.pack(lost) + str(error).encode()
+            for peer in range(self.world_size):
+                if peer not in (self.rank, lost):
+                    self.endpoint.send(peer, Header(Kind.ABORT, self.rank), payload, urgent=True)
+        for queue in self._waiting:
+            queue.put(None)
+
+    def send(self, peer: int, header: Header, payload: Any) -> None:
+        """Endpoint's thread only; counts payload bytes."""
+        length = 0 if payload is None else memoryview(payload).nbytes
+        key = Traffic.key(header, peer)
+        self.traffic.sent[key] += length
+        self.traffic.messages[key] += 1
+        self.endpoint.send(peer, header, payload)
+
+    # --- training thread ---------------------------------------------------------------------------------------
+
+    def open(self, model: int, plan: int, receiver: Receiver) -> None:
+        """From now on `receiver` gets what comes for this plan, and first what came too early."""
+
+        def install() -> None:
+            self._receivers.pop((model, plan - 1), None)
+            self._receivers[model, plan] = receiver
+            for header, payload in self._early.pop((model, plan), ()):
+                self.guarded(partial(receiver.on_message, header, payload), _what(header))
+
+        self.endpoint.post(install)
+
+    def shut(self, model: int, plan: int) -> None:
+        self.endpoint.post(lambda: self._receivers.pop((model, plan), None))  # type: ignore[arg-type,return-value]
+
+    def watch(self, queue: SimpleQueue[Any]) -> None:
+        """Wake whoever takes from `queue` when the run fails or a peer leaves."""
+
+        def add() -> None:
+            self._waiting.add(queue)
+            if self.failure is not None:
+                queue.put(None)
+
+        self.endpoint.post(add)
+
+    def unwatch(self, queue: SimpleQueue[Any]) -> None:
+        self.endpoint.post(lambda: self._waiting.discard(queue))
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def take(self, queue: SimpleQueue[Any], waits_for: Callable[[], Sequence[tuple[str, int]]]) -> Any:
+        """The next item of a watched queue.
+
+        Args:
+            waits_for: (what, rank) pairs still missing, for warnings and errors.
+
+        Raises:
+            PeerLostError: a rank was lost, or left, or stayed silent for `timeout` seconds.
+        """
+        start = time.monotonic()
+        warn = start + WARN_SECONDS
+        while True:
+            with contextlib.suppress(Empty):
+                item = queue.get(timeout=POLL_SECONDS)
+                if item is not None:
+                    return item
+                self.check()
+            if self._left and queue.empty():
+                self._check_left(waits_for())
+            now = time.monotonic()
+            if now >= start + self.timeout:
+                self._give_up(waits_for())
+            if now >= warn:
+                log.warning("rank %d: has waited %.0f s for %s", self.rank, now - start, _text(waits_for()))
+                warn = now + WARN_SECONDS
+
+    def _check_left(self, missing: Sequence[tuple[str, int]]) -> None:
+        for what, rank in missing:
+            if rank in self._left:
+                self.fail(PeerLostError(rank, f"rank {rank} ended while rank {self.rank} still waits for its {what}"))
+                self.check()
+
+    def _give_up(self, missing: Sequence[tuple[str, int]]) -> None:
+        rank = missing[0][1] if missing else self.rank
+        text = f"rank {self.rank} waited {self.timeout:.0f} s (comm.timeout) for {_text(missing)}"
+        self.fail(PeerLostError(rank, text))
+        self.check()
+
+    def fail(self, error: PoseidonError) -> None:
+        """End the run for everyone; from the training thread."""
+        done: SimpleQueue[bool] = SimpleQueue()
+        self.endpoint.post(lambda: (self._fail(error), done.put(True))[1])  # type: ignore[func-returns-value]
+        try:
+            done.get(timeout=5)
+        except Empty:
+            self.failure = self.failure or error
+
+    def say(self, peer: int, model: int, tag: int, text: str) -> None:
+        """Send a text to a peer's mailbox."""
+        data = text.encode()
+        self.endpoint.post(
+            lambda: self.endpoint.send(peer, Header(Kind.TEXT, self.rank, model, unit=tag), data, urgent=True)
+        )
+
+    def hear(self, peer: int, model: int, tag: int, what: str) -> str:
+        """Wait for a peer's text."""
+        return str(self.receive(Kind.TEXT, peer, model, tag, what)[1], "utf-8")
+
+    def receive(self, kind: Kind, peer: int, model: int, tag: int, what: str) -> tuple[Header, memoryview]:
+        queue = self._box(kind, model, tag, peer)
+        self.watch(queue)
+        try:
+            item: tuple[Header, memoryview] = self.take(queue, lambda: [(what, peer)])
+            return item
+        finally:
+            self.unwatch(queue)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Say goodbye and free the endpoint."""
+        for peer in range(self.world_size):
+            if peer != self.rank and self.failure is None:
+                bye = Header(Kind.BYE, self.rank)
+                self.endpoint.post(partial(self.endpoint.send, peer, bye))
+                self.endpoint.post(partial(self.endpoint.send, peer, bye, urgent=True))
+        self.endpoint.close(timeout if self.failure is None else 1.0)
+
+
+def _what(header: Header) -> str:
+    return f"cannot use {header.kind.name} from rank {header.rank} (unit {header.unit}, round {header.round})"
+
+
+def _text(missing: Sequence[tuple[str, int]]) -> str:
+    if not missing:
+        return "its peers"
+    shown = ", ".join(f"rank {rank}: {what}" for what, rank in missing[:4])
+    return shown + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")

@@ -1,0 +1,54 @@
+"""An engine's figures as plain data: plan, schemes, bytes. Iteration 0, which goes by PS, is left out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from poseidon.engine.engine import Engine
+from poseidon.engine.exchange import Exchange
+from poseidon.planning import describe
+from poseidon.transport.frames import HEADER_BYTES
+
+
+def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
+    """This rank's figures; bytes are payload sent (`dense`), with headers (`sent`), and as the plan says."""
+    book, factors = engine.book, engine.decision.factors
+    iterations = max(0, engine.round - 1)
+    traffic = exchange.traffic
+    dense = sent = 0
+    layers: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
+    for direction, counter in (("sent", traffic.sent), ("received", traffic.received)):
+        for (its_model, plan, unit_index, _, _), count in list(counter.items()):
+            if its_model != model or plan != 1:
+                continue
+            unit = book.units[unit_index]
+            values = sum(book.params[i].numel for i in unit.params) or 1
+            for i in unit.params:
+                param = book.params[i]
+                layers[param.layer or "(root)"][unit.scheme][direction] += count * param.numel / values
+    for key, count in list(traffic.sent.items()):
+        if key[0] == model and key[1] == 1:
+            dense += count
+            sent += count + HEADER_BYTES * traffic.messages[key]
+    plan_rows = describe(book, factors, exchange.rank)
+    schemes: dict[str, str] = {}
+    for row in plan_rows:
+        # A layer is named after its weight's scheme; its bias is always small and goes by PS.
+        if row["scheme"] == "sfb" or row["layer"] not in schemes:
+            schemes[row["layer"] or "(root)"] = row["scheme"]
+    return {
+        "schemes": schemes,
+        "plan": plan_rows,
+        "iterations": iterations,
+        "bytes_sent_per_iteration": sent / iterations if iterations else 0.0,
+        "bytes_dense_per_iteration": dense / iterations if iterations else 0.0,
+        "bytes_planned_per_iteration": book.planned_bytes(exchange.rank, factors),
+        "bytes_source": "counted",
+        "traffic": {layer: {s: dict(d) for s, d in by.items()} for layer, by in layers.items()},
+        "stall_seconds": engine.stall_seconds / iterations if iterations else 0.0,
+        "strangers": {
+            "frames": exchange.endpoint.counters.stranger_frames,
+            "connections": exchange.endpoint.counters.stranger_connections,
+        },
+    }

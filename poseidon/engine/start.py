@@ -1,0 +1,111 @@
+"""Agreement at start: the same model everywhere, or the same error everywhere; then rank 0's values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from poseidon.engine.exchange import Exchange
+from poseidon.errors import UserError
+from poseidon.schemes import raw, storage_order
+from poseidon.transport import Header, Kind
+
+TAG_MANIFEST = 1
+TAG_VERDICT = 2
+TAG_SEEN = 3
+TAG_PLAN = 4
+#: Mailbox tags from here on number the broadcasts of tensors.
+TAG_TENSORS = 16
+_PIECE = 4 * 1024 * 1024
+
+
+def manifest(model: nn.Module, options: dict[str, Any]) -> list[list[str]]:
+    """What must be equal on all ranks: [what, value] in the model's order."""
+    rows = [[f"option {key}", repr(value)] for key, value in options.items()]
+    rows.append(["torch", torch.__version__.split("+")[0]])
+    for name, p in model.named_parameters():
+        rows.append(
+            [f"parameter {name}", f"{list(p.shape)} {p.dtype} stride {list(p.stride())} requires_grad={p.requires_grad}"]
+        )
+    for name, b in model.named_buffers():
+        rows.append([f"buffer {name}", f"{list(b.shape)} {b.dtype}"])
+    return rows
+
+
+def agree(exchange: Exchange, model_index: int, mine: list[list[str]]) -> None:
+    """Compare manifests with rank 0's.
+
+    Raises:
+        UserError: they differ; on every rank the same message, naming the first difference and both values.
+    """
+    text = json.dumps(mine)
+    if exchange.rank == 0:
+        verdict = ""
+        for peer in range(1, exchange.world_size):
+            theirs = json.loads(exchange.hear(peer, model_index, TAG_MANIFEST, "description of its model"))
+            verdict = verdict or _difference(mine, theirs, peer)
+        for peer in range(1, exchange.world_size):
+            exchange.say(peer, model_index, TAG_VERDICT, verdict)
+    else:
+        exchange.say(0, model_index, TAG_MANIFEST, text)
+        verdict = exchange.hear(0, model_index, TAG_VERDICT, "verdict on the models")
+    if verdict:
+        raise UserError(verdict)
+
+
+def _difference(mine: list[list[str]], theirs: list[list[str]], rank: int) -> str:
+    for (what, value), (their_what, their_value) in zip(mine, theirs, strict=False):
+        if (what, value) != (their_what, their_value):
+            return f"ranks differ: {what} {value} on rank 0, but {their_what} {their_value} on rank {rank}"
+    if len(mine) != len(theirs):
+        longer, where = (mine, 0) if len(mine) > len(theirs) else (theirs, rank)
+        what = longer[min(len(mine), len(theirs))][0]
+        return f"ranks differ: {what} exists only on rank {where} of ranks 0 and {rank}"
+    return ""
+
+
+@torch.no_grad()
+def broadcast(exchange: Exchange, model_index: int, tag: int, tensors: Sequence[torch.Tensor], what: str) -> None:
+    """Everyone takes rank 0's values, in place. Collective; rank 0 does not wait for the others."""
+    if exchange.rank == 0:
+        for index, tensor in enumerate(tensors):
+            data = raw(_flat(tensor))
+            for offset in range(0, data.nbytes, _PIECE):
+                # Copied: training may go on and change the tensor while it is on its way.
+                piece = bytes(data[offset : offset + _PIECE])
+                header = Header(Kind.STATE, 0, model_index, unit=tag, round=index, offset=offset, total=data.nbytes)
+                for peer in range(1, exchange.world_size):
+                    exchange.endpoint.post(partial(exchange.endpoint.send, peer, header, piece))
+        return
+    for index, tensor in enumerate(tensors):
+        flat = _flat(tensor)
+        target = raw(flat)
+        got = 0
+        while got < target.nbytes:
+            header, payload = exchange.receive(Kind.STATE, 0, model_index, tag, what)
+            assert header.round == index
+            target[header.offset : header.offset + header.length] = payload.cast("B")
+            got += header.length
+        if flat.data_ptr() != tensor.data_ptr() or not tensor.is_cpu:
+            tensor.copy_(flat.view_as(tensor))
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    flat = storage_order(tensor) if tensor.is_cpu else None
+    return flat if flat is not None else tensor.contiguous().cpu().view(-1)
+
+
+def digest(named: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """sha256 over names, shapes, types and values."""
+    total = hashlib.sha256()
+    for name, tensor in named:
+        total.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
+        total.update(raw(tensor.detach().cpu().contiguous().view(-1)))
+    return total.hexdigest()

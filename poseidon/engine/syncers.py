@@ -1,0 +1,91 @@
+"""One plan at work: a syncer per unit, and the queue on which finished units come back to the training thread."""
+
+from __future__ import annotations
+
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from poseidon.engine.exchange import Exchange
+from poseidon.planning import Book
+from poseidon.schemes import Context, Contribution, make_scheme
+from poseidon.transport import Header
+
+
+class Syncers:
+    """Receiver of one (model, plan).
+
+    Attributes:
+        rows: n_r of each rank in the newest round that was heard of.
+    """
+
+    def __init__(
+        self, exchange: Exchange, model: int, plan: int, book: Book, dtypes: list[torch.dtype], piece_bytes: int
+    ) -> None:
+        self.book = book
+        self.rows: dict[int, int] = {}
+        self._exchange = exchange
+        self._model, self._plan = model, plan
+        self._done: SimpleQueue[Any] = SimpleQueue()
+        self._pending: dict[int, None] = {}
+        self._schemes = [
+            make_scheme(
+                unit,
+                Context(
+                    exchange.rank,
+                    exchange.world_size,
+                    model,
+                    plan,
+                    dtypes[unit.params[0]],
+                    piece_bytes,
+                    exchange.send,
+                    self._finished,
+                ),
+            )
+            for unit in book.units
+        ]
+        exchange.watch(self._done)
+        exchange.open(model, plan, self)
+
+    def on_message(self, header: Header, payload: memoryview) -> None:
+        if header.rows:
+            self.rows[header.rank] = header.rows
+        self._schemes[header.unit].on_message(header, payload)
+
+    def _finished(self, unit: int, result: Any) -> None:
+        self._done.put((unit, result))
+
+    def contribute(self, round_: int, unit: int, contribution: Contribution) -> None:
+        """Training thread: this rank's part of a unit is final."""
+        self.rows[self._exchange.rank] = contribution.rows
+        self._pending[unit] = None
+        call = partial(self._schemes[unit].contribute, round_, contribution)
+        what = f"cannot send unit {unit} in round {round_}"
+        self._exchange.endpoint.post(partial(self._exchange.guarded, call, what))
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._pending)
+
+    def take(self, round_: int) -> tuple[int, Any]:
+        """Training thread: the next finished unit and its result, in order of completion."""
+        unit, result = self._exchange.take(self._done, partial(self.waits_for, round_))
+        self._pending.pop(unit)
+        return unit, result
+
+    def waits_for(self, round_: int) -> list[tuple[str, int]]:
+        """What is missing, by layer and phase, and from whom."""
+        result = []
+        for unit in list(self._pending):
+            first = self.book.params[self.book.units[unit].params[0]]
+            where = f"layer {first.layer or '(root)'}, iteration {round_}"
+            for phase, rank in self._schemes[unit].waits_for():
+                if rank != self._exchange.rank:
+                    result.append((f"{phase} of {where}", rank))
+        return result
+
+    def close(self) -> None:
+        self._exchange.unwatch(self._done)
+        self._exchange.shut(self._model, self._plan)

@@ -1,0 +1,186 @@
+"""The information book: which parameter travels in which unit, by which scheme, over which shards.
+
+A *unit* is what is sent as soon as all its parameters' gradients are final: one large tensor, or several
+small ones merged so that they do not cost a message each. A PS unit is cut into *KV pairs*, each owned by
+one server shard. Every rank builds the same book from the same arguments; nothing here opens a socket.
+
+Layout of a merged unit with n parameters: their values one after the other, then n flags, 1 where this
+rank has a gradient. Summed like the rest, a flag tells whether *any* rank used the parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from poseidon.planning.cost import Scheme
+
+#: A merged unit is closed before a layer this many times larger than `merge_bytes`: what is final
+#: would otherwise wait for that layer's computation.
+CLOSE_FACTOR = 4
+
+
+class FactorSize(NamedTuple):
+    """Rows K of a layer's factors on one worker, and the bytes of one element of them."""
+
+    rows: int
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class Param:
+    """One trainable tensor. `factors` marks the weight (M x N) of a layer that can travel as sufficient factors."""
+
+    name: str
+    layer: str
+    layer_type: str
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int  # bytes
+    factors: bool = False
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.itemsize
+
+
+@dataclass(frozen=True)
+class KVPair:
+    """A slice of a unit's flattened values, in elements, and the rank whose shard owns it."""
+
+    index: int
+    offset: int
+    length: int
+    server: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What travels together. `params` index the book's parameters; `merged` units carry flags."""
+
+    index: int
+    params: tuple[int, ...]
+    scheme: Scheme
+    merged: bool
+    numel: int  # elements, flags included
+    itemsize: int  # bytes
+    pairs: tuple[KVPair, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.itemsize
+
+
+@dataclass(frozen=True)
+class Book:
+    params: tuple[Param, ...]
+    units: tuple[Unit, ...]
+    world_size: int
+    unit_of: tuple[int, ...]  # parameter index -> unit index
+
+    def planned_bytes(self, rank: int, factors: Mapping[str, FactorSize]) -> float:
+        """Payload bytes that `rank` sends per iteration; `factors` by name of the SFB weight."""
+        return sum(self.unit_bytes(unit, rank, factors) for unit in self.units)
+
+    def unit_bytes(self, unit: Unit, rank: int, factors: Mapping[str, FactorSize]) -> float:
+        others = self.world_size - 1
+        if unit.scheme == "sfb":
+            param = self.params[unit.params[0]]
+            k, itemsize = factors[param.name]
+            return others * k * sum(param.shape) * itemsize
+        own = sum(pair.length for pair in unit.pairs if pair.server == rank)
+        return (unit.numel - own + others * own) * unit.itemsize
+
+
+def build_book(
+    params: Sequence[Param],
+    world_size: int,
+    *,
+    kv_bytes: int,
+    merge_bytes: int,
+    schemes: Mapping[str, Scheme] | None = None,
+) -> Book:
+    """Lay out all parameters, last layer first (the order in which backpropagation finishes them).
+
+    Args:
+        schemes: by parameter name; what is missing goes by PS.
+    """
+    chosen = schemes or {}
+    groups = _group(params, merge_bytes, chosen)
+    load = [0] * world_size
+    units = []
+    unit_of = [0] * len(params)
+    for index, members in enumerate(groups):
+        first = params[members[0]]
+        scheme: Scheme = chosen.get(first.name, "ps") if len(members) == 1 else "ps"
+        merged = len(members) > 1
+        numel = sum(params[i].numel for i in members) + (len(members) if merged else 0)
+        pairs = _cut(numel, first.itemsize, load, kv_bytes, merge_bytes) if scheme == "ps" else ()
+        units.append(Unit(index, tuple(members), scheme, merged, numel, first.itemsize, pairs))
+        for i in members:
+            unit_of[i] = index
+    return Book(tuple(params), tuple(units), world_size, tuple(unit_of))
+
+
+def _group(params: Sequence[Param], merge_bytes: int, schemes: Mapping[str, Scheme]) -> list[list[int]]:
+    """Parameter indices per unit; a unit holds one dtype."""
+    groups: list[list[int]] = []
+    open_units: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+
+    def close(dtype: str) -> None:
+        groups.append(open_units.pop(dtype))
+        sizes.pop(dtype)
+
+    layer_bytes: dict[str, int] = {}
+    for param in params:
+        layer_bytes[param.layer] = layer_bytes.get(param.layer, 0) + param.nbytes
+    last_layer = None
+    for i in reversed(range(len(params))):
+        param = params[i]
+        if param.layer != last_layer and layer_bytes[param.layer] >= CLOSE_FACTOR * merge_bytes:
+            for dtype in list(open_units):
+                close(dtype)
+        last_layer = param.layer
+        if param.nbytes >= merge_bytes or schemes.get(param.name) == "sfb":
+            groups.append([i])
+            continue
+        open_units.setdefault(param.dtype, []).append(i)
+        sizes[param.dtype] = sizes.get(param.dtype, 0) + param.nbytes
+        if sizes[param.dtype] >= merge_bytes:
+            close(param.dtype)
+    for dtype in list(open_units):
+        close(dtype)
+    return groups
+
+
+def _cut(numel: int, itemsize: int, load: list[int], kv_bytes: int, merge_bytes: int) -> tuple[KVPair, ...]:
+    """KV pairs of at most `kv_bytes`, dealt round-robin from the least loaded shard; `load` is updated.
+
+    A tensor that gives fewer pairs than there are shards is cut finer, so that no shard is idle while
+    another is full, but not below half of `merge_bytes`, where the message costs more than its bytes.
+    """
+    shards = len(load)
+    nbytes = numel * itemsize
+    pieces = max(1, math.ceil(nbytes / kv_bytes))
+    finest = max(1, nbytes // max(1, merge_bytes // 2))
+    pieces = max(pieces, min(shards, finest))
+    if pieces > shards:
+        pieces = math.ceil(pieces / shards) * shards
+    base, extra = divmod(numel, pieces)
+    first = min(range(shards), key=lambda rank: (load[rank], rank))
+    pairs = []
+    offset = 0
+    for index in range(pieces):
+        length = base + (index < extra)
+        server = (first + index) % shards
+        load[server] += length * itemsize
+        pairs.append(KVPair(index, offset, length, server))
+        offset += length
+    return tuple(pairs)

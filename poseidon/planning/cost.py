@@ -1,0 +1,45 @@
+"""The papers' cost model: floats that cross a node's link per iteration, both directions counted (P17, section 3.2).
+
+An M x N fully connected layer sees K rows per worker and iteration; P1 workers, P2 server shards.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Scheme = Literal["ps", "sfb"]
+
+
+def ps_floats(m: int, n: int, workers: int, servers: int) -> float:
+    """Floats at a node that is both worker and server, gradients up and averages down (P17, table 1)."""
+    return 2 * m * n * (workers + servers - 2) / servers
+
+
+def ps_server_floats(m: int, n: int, workers: int, servers: int) -> float:
+    """Floats at a node that only serves (P17, table 1)."""
+    return 2 * workers * m * n / servers
+
+
+def ps_worker_floats(m: int, n: int) -> float:
+    """Floats at a node that only works (P17, table 1)."""
+    return 2 * m * n
+
+
+def sfb_floats(m: int, n: int, rows: int, workers: int) -> float:
+    """Floats at a worker that broadcasts and receives sufficient factors (P17, table 1)."""
+    return 2 * rows * (workers - 1) * (m + n)
+
+
+def adam_floats(m: int, n: int, rows: int, workers: int) -> float:
+    """Floats at the node that owns the shard when factors go up and the whole matrix comes down (P17, table 1)."""
+    return (workers - 1) * (m * n + rows * m + rows * n)
+
+
+def best_scheme(m: int, n: int, rows: int, workers: int, servers: int) -> Scheme:
+    """The papers' rule for a fully connected layer (P17, algorithm 1): SFB when it moves no more floats than PS.
+
+    A layer that saw no row has no factors worth a message: it goes by PS.
+    """
+    if rows < 1 or workers < 2:
+        return "ps"
+    return "sfb" if sfb_floats(m, n, rows, workers) <= ps_floats(m, n, workers, servers) else "ps"

@@ -1,0 +1,66 @@
+"""How one unit's gradient is made global: the interface between the engine and the schemes.
+
+All methods run in the endpoint's thread. A scheme gets this rank's contribution and the peers' messages in
+any order, and calls ``context.done(unit, result)`` once per round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from poseidon.planning import Unit
+from poseidon.transport import Header
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one rank adds in one round.
+
+    Attributes:
+        rows: n_r, this rank's rows in the step (its weight in the average).
+        dense: [unit.numel] flattened gradient, or None.
+        factors: [k * (M + N)] u (k x M), then v (k x N), flattened, or None. Neither: no gradient here.
+        k: rows of the factors.
+    """
+
+    rows: int
+    dense: torch.Tensor | None = None
+    factors: torch.Tensor | None = None
+    k: int = 0
+
+
+@dataclass(frozen=True)
+class Context:
+    """A unit's surroundings, handed to its scheme.
+
+    Attributes:
+        send: (peer, header, payload bytes): queue a message and count it.
+        done: (unit index, result): the global gradient's parts are complete.
+        piece_bytes: largest payload of one message.
+    """
+
+    rank: int
+    world_size: int
+    model: int
+    plan: int
+    dtype: torch.dtype
+    piece_bytes: int
+    send: Callable[[int, Header, Any], None]
+    done: Callable[[int, Any], None]
+
+
+class Scheme(Protocol):
+    unit: Unit
+
+    def contribute(self, round_: int, contribution: Contribution) -> None:
+        """This rank's gradient of the unit is final."""
+
+    def on_message(self, header: Header, payload: memoryview) -> None:
+        """A peer's message for this unit."""
+
+    def waits_for(self) -> list[tuple[str, int]]:
+        """(phase, rank) of what is missing; for diagnosis."""

@@ -1,0 +1,94 @@
+"""The binary header in front of every payload, and its check.
+
+A message is one or two ZeroMQ frames: this header, then raw bytes. The header is checked (magic, version,
+checksum, job token, sender, length) before anything else is read; what fails is a stranger's.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC = b"PSDN"
+VERSION = 1
+TOKEN_BYTES = 16
+
+# magic, version, kind, rank, token | model, plan, round, unit, pair | rows, k, offset, total, length | crc32
+_LAYOUT = struct.Struct("<4sBBH16s HHIII QQQQQ")
+_CRC = struct.Struct("<I")
+HEADER_BYTES = _LAYOUT.size + _CRC.size
+
+
+class Kind(IntEnum):
+    """What a message carries."""
+
+    HELLO = 1  # the connection stands
+    BYE = 2  # the sender leaves, all it owed has been sent before this
+    ABORT = 3  # payload: rank that was lost (2 bytes), then why (UTF-8)
+    TEXT = 4  # payload: UTF-8, addressed by (model, unit)
+    STATE = 5  # a piece of a tensor of rank 0 that everyone takes over
+    PUSH = 6  # worker -> server: a gradient's KV pair
+    PUSH_NONE = 7  # worker -> server: no gradient here
+    PULL = 8  # server -> worker: the averaged KV pair
+    PULL_NONE = 9  # server -> worker: no rank has a gradient
+    FACTORS = 10  # worker -> worker: u (k x M), then v (k x N)
+    DENSE = 11  # worker -> worker: a whole gradient, where factors do not describe it
+    NONE = 12  # worker -> worker: no gradient here
+
+
+class Header(NamedTuple):
+    """One message's address and size.
+
+    Attributes:
+        rank: sender. model, plan: which distributed model, which version of its plan. round: synchronisation count.
+        unit, pair: key within the plan. rows: n_r, the sender's rows in this step. k: rows of the factors.
+        offset, total: where this payload stands in the whole transfer, and that one's size (bytes).
+        length: bytes of payload that follow.
+    """
+
+    kind: Kind
+    rank: int
+    model: int = 0
+    plan: int = 0
+    round: int = 0
+    unit: int = 0
+    pair: int = 0
+    rows: int = 0
+    k: int = 0
+    offset: int = 0
+    total: int = 0
+    length: int = 0
+
+
+def sized(header: Header, length: int) -> Header:
+    """`header` with the length of its payload; a transfer of one piece need not say its total."""
+    return header._replace(length=length, total=header.total or length)
+
+
+def pack(header: Header, token: bytes) -> bytes:
+    body = _LAYOUT.pack(MAGIC, VERSION, header.kind, header.rank, token, *header[2:])
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def unpack(data: bytes | memoryview, token: bytes, world_size: int, payload_bytes: int) -> Header | None:
+    """The header, or None if these bytes are not a message of this job.
+
+    Args:
+        payload_bytes: bytes that arrived behind the header; they must be what it announces.
+    """
+    if len(data) != HEADER_BYTES:
+        return None
+    (crc,) = _CRC.unpack_from(data, _LAYOUT.size)
+    if zlib.crc32(data[: _LAYOUT.size]) != crc:
+        return None
+    magic, version, kind, rank, its_token, *rest = _LAYOUT.unpack_from(data)
+    if magic != MAGIC or version != VERSION or its_token != token or rank >= world_size:
+        return None
+    if rest[-1] != payload_bytes or rest[-3] + payload_bytes > rest[-2]:
+        return None
+    try:
+        return Header(Kind(kind), rank, *rest)
+    except ValueError:
+        return None

@@ -1,0 +1,56 @@
+"""Ranks as threads of one process: sessions over the in-process transport."""
+
+from __future__ import annotations
+
+import faulthandler
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from poseidon.api import Session
+from poseidon.api.env import JobEnv
+from poseidon.transport import InprocEndpoint, inproc_mesh
+
+LIMIT_SECONDS = 60.0
+
+
+def run_ranks(
+    world_size: int,
+    body: Callable[[Session], Any],
+    *,
+    kind: type[InprocEndpoint] = InprocEndpoint,
+    timeout: float = 20.0,
+    limit: float = LIMIT_SECONDS,
+) -> list[Any]:
+    """Run `body(session)` on every rank at once; its results by rank. The first rank's exception is raised.
+
+    Exceptions come back as results if `body` returns them. All ranks' stacks are dumped at the time limit.
+    """
+    endpoints = inproc_mesh(world_size, kind)
+    results: list[Any] = [None] * world_size
+    errors: list[BaseException | None] = [None] * world_size
+
+    def target(rank: int) -> None:
+        job = JobEnv(rank, world_size, rank, world_size)
+        session = Session(job, torch.device("cpu"), endpoint=endpoints[rank], timeout=timeout)
+        try:
+            results[rank] = body(session)
+        except BaseException as error:
+            errors[rank] = error
+        finally:
+            session.close()
+
+    threads = [threading.Thread(target=target, args=(rank,), daemon=True) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(limit)
+    if any(thread.is_alive() for thread in threads):
+        faulthandler.dump_traceback(all_threads=True)
+        raise TimeoutError(f"ranks still run after {limit} s")
+    for error in errors:
+        if error is not None:
+            raise error
+    return results
