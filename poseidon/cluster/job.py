@@ -161,17 +161,12 @@ class _Job:
                 rank, name = key.data
                 self._read(rank, name, now)
             self._finish_ended(now)
-            self._screen.tick([r.task.rank for r in self._ranks if r.status is None and self._calm], now)
+            self._screen.tick([r.task.rank for r in self._ranks if r.status is None], now)
             self._heed_interrupts()
             self._end_overdue(now)
             if now >= self._kill_at + self._grace.abandon:
                 break  # the kernel will not let them die (a file system that hangs): not ours to wait for
         return self._result()
-
-    @property
-    def _calm(self) -> bool:
-        """Nothing has failed and nobody interrupted, as far as we know."""
-        return self._terminate_at == _NEVER
 
     def _shower(self, rank: int) -> Callable[[str, str], None]:
         def show(stream: str, text: str) -> None:
@@ -250,6 +245,7 @@ class _Job:
                 self._screen.say(f"interrupted by {_spell(number)}: ending all ranks (once more: at once)")
 
     def _end_by(self, terminate_at: float, kill_at: float) -> None:
+        self._screen.ending = True
         self._terminate_at = min(self._terminate_at, terminate_at)
         self._kill_at = min(self._kill_at, kill_at)
 

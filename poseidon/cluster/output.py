@@ -15,7 +15,7 @@ _REFRESH = 1.0  # seconds between shown states of a line that is redrawn with ca
 _STALE = 1.0  # seconds after which an unfinished line goes to the log file as it is
 _DRAIN = 64  # chunks read from a pipe that an escaped process keeps filling
 # A carriage return at the very end may be half of "\r\n": it waits for the next byte.
-_PIECE = re.compile(rb"[^\r\n]*(?:\r?\n|\r(?=[^\n]))", re.DOTALL)
+_END = re.compile(rb"\r?\n|\r(?=[^\n])")
 
 
 class LineSplitter:
@@ -36,8 +36,8 @@ class LineSplitter:
             return []
         pieces, end = [], 0
         if not quiet:
-            for match in _PIECE.finditer(self._rest):
-                pieces.append(match.group())
+            for match in _END.finditer(self._rest):
+                pieces.append(bytes(self._rest[end : match.end()]))
                 end = match.end()
         while len(self._rest) - end > _LONGEST:
             pieces.append(bytes(self._rest[end : end + _LONGEST]))

@@ -54,11 +54,16 @@ class Screen:
 
     Args:
         hold: seconds after which what was held is shown if the rank goes on running.
+
+    Attributes:
+        ending: the job is on its way out: whatever has been said once need not be said again, however
+            much later a slow rank gets to say it.
     """
 
     def __init__(self, on_line: OnLine | None, hold: float) -> None:
         self._on_line = on_line or print_line
         self._hold = hold
+        self.ending = False
         self._ranks: dict[int, _Rank] = {}
         self._said: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
@@ -97,6 +102,8 @@ class Screen:
 
     def tick(self, running: list[int], now: float) -> None:
         """Show what has been held too long from ranks that are still running: they lived it down."""
+        if self.ending:
+            return
         for rank in running:
             state = self._ranks.get(rank)
             if state and state.held and now - state.held.since >= self._hold:
@@ -131,7 +138,7 @@ class Screen:
 
     def _is_echo(self, rank: int, text: str, now: float) -> bool:
         who, when = self._said.get(text, (rank, now))
-        return who != rank and now - when < self._hold and bool(text.strip())
+        return who != rank and (self.ending or now - when < self._hold) and bool(text.strip())
 
     @staticmethod
     def _listen(state: _Rank, text: str, starts_traceback: bool) -> None:
