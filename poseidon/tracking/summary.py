@@ -1,0 +1,85 @@
+"""``summary.json``: what a run was and what came of it, also when it failed.
+
+The launching process writes it: once before the ranks start (status "running", which stays if the machine
+goes down), once when all have ended. Times are seconds, sizes bytes; lists have one entry per rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from poseidon.config.schema import Comm, TrainConfig
+from poseidon.tracking.facts import cores, git_state, host_facts, versions
+
+#: Measured by the ranks; null until (and unless) they have come to the end.
+MEASURED = (
+    "iterations",
+    "epochs",
+    "images_per_second",
+    "iteration_seconds",
+    "stall_seconds",
+    "stall_seconds_per_rank",
+    "cpu_seconds_per_iteration",
+    "cpu_seconds_per_iteration_per_rank",
+    "bytes_sent_per_iteration",
+    "bytes_dense_per_iteration",
+    "bytes_planned_per_iteration",
+    "bytes_source",
+    "schemes",
+    "train_loss",
+    "eval_accuracy",
+    "eval_loss",
+    "replica_digests",
+    "train_seconds",
+    "seconds_to_target",
+    "strangers",
+)
+
+
+def begin(config: TrainConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """The summary of a run that is about to start."""
+    single = config.comm.name is Comm.single
+    nodes = 1 if single else config.cluster.nodes
+    batch = config.trainer.global_batch if single and config.trainer.global_batch else config.trainer.batch_size
+    return {
+        "status": "running",
+        "error": None,
+        "degree": "real",
+        "comm": config.comm.name.value,
+        "overlap": config.comm.overlap.value,
+        "rule": config.comm.rule.value,
+        "model": part_name(config.model),
+        "dataset": part_name(config.dataset),
+        "throughput_only": bool(config.dataset.get("throughput_only", False)),
+        "cluster": config.cluster.name.value,
+        "nodes": nodes,
+        "devices_per_node": 1,
+        "threads": config.cluster.threads,
+        "batch_size": batch,
+        "global_batch": nodes * batch,
+        "precision": config.trainer.precision.value,
+        "seed": config.seed,
+        **dict.fromkeys(MEASURED),
+        "oversubscribed": nodes * config.cluster.threads > cores(),
+        "overrides": list(overrides),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "ended": None,
+        **git_state(),
+        "versions": versions(),
+        "host": host_facts(),
+    }
+
+
+def end(summary: dict[str, Any], status: str, error: str | None, measured: dict[str, Any] | None) -> dict[str, Any]:
+    """The summary of a run that has ended, with what is known of its measurements."""
+    known = {key: value for key, value in (measured or {}).items() if key in MEASURED}
+    ended = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**summary, **known, "status": status, "error": error, "ended": ended}
+
+
+def part_name(node: dict[str, Any]) -> str | None:
+    """Name of a config group's choice: its ``name``, else the last component of its ``_target_``."""
+    name = node.get("name") or str(node.get("_target_") or "").rpartition(".")[2]
+    return str(name) if name else None

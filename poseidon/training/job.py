@@ -1,0 +1,162 @@
+"""A whole run, from the launching process: folder, ranks, summary. Imports no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from poseidon.cluster import launch_job
+from poseidon.config import dump_spec
+from poseidon.config.schema import Comm, TrainConfig
+from poseidon.errors import UserError
+from poseidon.tracking import summary as summaries
+from poseidon.tracking.folder import LOGS, create_run_dir, read_json, write_json, write_text
+from poseidon.training.progress import Display
+
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """How a run ended.
+
+    Attributes:
+        exit_code: for the calling process.
+        value: what a sweep maximises: the evaluation's accuracy; None if there is none.
+        run_dir: the run's folder, absolute.
+        summary: content of summary.json.
+    """
+
+    exit_code: int
+    value: float | None
+    run_dir: Path
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> JobOutcome:
+    """Trains as ``config`` says on all its nodes and leaves the records in a folder of the run's own.
+
+    The folder is ``run_dir``, or ``run_dir-1`` ... if another run has it; ``JobOutcome.run_dir`` tells.
+    The terminal gets progress, and in the end the result and where the records are.
+
+    Raises:
+        UserError: a setting cannot be used; nothing has been started or written.
+    """
+    config = checked(config)
+    run_dir = create_run_dir(run_dir)
+    display = Display()
+    summary = summaries.begin(config, overrides)
+    write_json(run_dir / SUMMARY, summary)
+    status, error, exit_code = "failed", None, 1
+    try:
+        spec = _write_spec(config, overrides, run_dir)
+        world_size = 1 if config.comm.name is Comm.single else config.cluster.nodes
+        job = launch_job(
+            [sys.executable, "-m", "poseidon.training.worker", str(spec)],
+            config.cluster,
+            world_size,
+            run_dir / LOGS,
+            env={},
+            on_line=display.on_line,
+        )
+        status, error, exit_code = job.status, job.reason or None, job.exit_code
+    except BaseException as failure:
+        error = " ".join(f"{type(failure).__name__}: {failure}".split())
+        status = "interrupted" if isinstance(failure, KeyboardInterrupt) else "failed"
+        raise
+    finally:
+        display.close()
+        # A run that did not come to its end has at least said how far it was.
+        measured = read_json(run_dir / "result.json") or display.last
+        summary = summaries.end(summary, status, error, measured)
+        write_json(run_dir / SUMMARY, summary)
+    _conclude(display.console, summary, run_dir)
+    return JobOutcome(exit_code, summary["eval_accuracy"], run_dir, summary)
+
+
+def checked(config: TrainConfig) -> TrainConfig:
+    """The config, with a checkpoint's path made absolute.
+
+    Raises:
+        UserError: naming the key that cannot be used, before anything is started.
+    """
+    trainer = config.trainer
+    if trainer.global_batch is not None and config.comm.name is not Comm.single:
+        raise UserError(
+            f"trainer.global_batch={trainer.global_batch} is for comm=single only; with "
+            f"comm={config.comm.name.value} set trainer.batch_size, the rows of each node"
+        )
+    if trainer.epochs is None and trainer.iterations is None:
+        raise UserError("trainer.epochs and trainer.iterations are both null: give at least one of them")
+    for key in ("batch_size", "global_batch", "eval_batch_size", "accumulate", "iterations", "log_every"):
+        value = getattr(trainer, key)
+        if value is not None and value < 1:
+            raise UserError(f"trainer.{key}={value} must be at least 1")
+    for key in ("workers", "eval_every", "checkpoint_every"):
+        if getattr(trainer, key) < 0:
+            raise UserError(f"trainer.{key}={getattr(trainer, key)} must not be negative")
+    for key in ("epochs", "clip_norm"):
+        value = getattr(trainer, key)
+        if value is not None and not value > 0:
+            raise UserError(f"trainer.{key}={value} must be greater than 0")
+    if trainer.resume is None:
+        return config
+    return replace(config, trainer=replace(trainer, resume=str(find_checkpoint(trainer.resume))))
+
+
+def find_checkpoint(resume: str) -> Path:
+    """The file that ``trainer.resume`` names, absolute. Raises UserError if there is none."""
+    path = Path(resume).expanduser().absolute()
+    if path.is_dir():
+        found = sorted(path.glob("**/*.pt"), key=lambda file: file.stat().st_mtime)
+        hint = f"; its newest checkpoint is {found[-1]}" if found else " and holds no checkpoint"
+        raise UserError(f"trainer.resume: {path} is a folder{hint}")
+    if not path.is_file():
+        raise UserError(f"trainer.resume: there is no file {path}")
+    return path
+
+
+def _write_spec(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Path:
+    import yaml
+
+    spec = run_dir / "spec.json"
+    dump_spec(spec, config, overrides, run_dir)
+    plain = read_json(spec)["config"]
+    write_text(run_dir / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
+    write_text(run_dir / "overrides.yaml", yaml.safe_dump(list(overrides)))
+    return spec
+
+
+def _conclude(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
+    """The result in a few lines, and where the records are."""
+    if summary["status"] == "completed":
+        for line in describe(summary):
+            console.print(line, markup=False)
+    console.print(f"records: {run_dir}", markup=False)
+
+
+def describe(summary: dict[str, Any]) -> list[str]:
+    """A completed run in a few lines."""
+    loss, speed = summary["train_loss"], summary["images_per_second"]
+    lines = [
+        f"{summary['model']} on {summary['dataset']}, comm={summary['comm']}, nodes={summary['nodes']}: "
+        f"accuracy {summary['eval_accuracy']:.2%}"
+        + (f", training loss {loss:.4g}" if loss is not None else "")
+    ]
+    if speed is not None:
+        iteration = summary["iteration_seconds"]["median"]
+        stall = f", {summary['stall_seconds'] / iteration:.0%} stalled" if summary["nodes"] > 1 else ""
+        lines.append(f"{speed:,.0f} images/s ({iteration * 1e3:.1f} ms per iteration{stall})")
+    if summary["seconds_to_target"] is not None:
+        lines.append(f"target accuracy reached after {summary['seconds_to_target']:.1f} s")
+    if summary["nodes"] > 1:
+        sent = max(summary["bytes_sent_per_iteration"])
+        lines.append(f"{sent / 1e6:.3f} MB sent per iteration and node; replicas are bit-identical")
+    if summary["throughput_only"]:
+        lines.append("the data set is synthetic: accuracy means nothing, only the speed does")
+    return lines

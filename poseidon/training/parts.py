@@ -1,0 +1,99 @@
+"""What a training is made of, built from the config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from poseidon.config.schema import TrainConfig
+from poseidon.errors import UserError
+from poseidon.training.loader import rows_of
+from poseidon.training.seeding import seed_model
+
+
+@dataclass
+class Parts:
+    """Model (on the device), optimizer, and everything else that the loop calls.
+
+    Attributes:
+        schedule: a torch LR scheduler, stepped once per ``schedule_interval`` ("epoch" or "iteration").
+        train, evaluation: map-style datasets of (input, target) with ``train_size``, ``eval_size`` rows.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    loss: Callable[[Any, Any], Tensor]
+    metric: Callable[[Any, Any], Tensor]
+    train: Dataset[Any]
+    evaluation: Dataset[Any]
+    train_size: int
+    eval_size: int
+    schedule: Any | None = None
+    schedule_interval: str = "epoch"
+
+
+def assemble(config: TrainConfig, device: torch.device) -> Parts:
+    """Builds all parts, with the same initial weights on every rank.
+
+    Raises:
+        UserError: naming the config key of a part that cannot be built or is not what it must be.
+    """
+    from poseidon.config.build import build
+
+    train, evaluation = _datasets(config)
+    seed_model(config.seed)
+    model = build(config.model)
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: {_target(config.model)} gave {type(model).__name__}, must be a nn.Module")
+    model.to(device)
+    optimizer = build(config.optimizer, model.parameters())
+    if not isinstance(optimizer, Optimizer):
+        raise UserError(
+            f"optimizer: {_target(config.optimizer)} gave {type(optimizer).__name__}, not an Optimizer"
+        )
+    interval = config.schedule.get("interval", "epoch")
+    if interval not in ("epoch", "iteration"):
+        raise UserError(f"schedule.interval: {interval!r} is not one of epoch, iteration")
+    loss = build(config.loss)
+    return Parts(
+        model=model,
+        optimizer=optimizer,
+        loss=loss.to(device) if isinstance(loss, nn.Module) else _callable(loss, "loss"),
+        metric=_callable(build(config.metric), "metric"),
+        train=train,
+        evaluation=evaluation,
+        train_size=rows_of(train, "dataset (training)"),
+        eval_size=rows_of(evaluation, "dataset (evaluation)"),
+        schedule=build(config.schedule, optimizer) if _target(config.schedule) else None,
+        schedule_interval=interval,
+    )
+
+
+def _datasets(config: TrainConfig) -> tuple[Dataset[Any], Dataset[Any]]:
+    from poseidon.config.build import build
+
+    pair: Any = build(config.dataset)
+    try:
+        train, evaluation = pair
+    except (TypeError, ValueError):
+        raise UserError(
+            f"dataset: {_target(config.dataset)} gave {type(pair).__name__}, must be a pair (train, eval)"
+        ) from None
+    return train, evaluation
+
+
+def _callable(part: Any, key: str) -> Any:
+    if not callable(part):
+        raise UserError(f"{key}: {type(part).__name__} cannot be called with (output, target)")
+    return part
+
+
+def _target(node: dict[str, Any]) -> str | None:
+    target = node.get("_target_")
+    return None if target is None else str(target)

@@ -1,0 +1,89 @@
+"""What all ranks measured, put together at the end of a run; replicas are compared here."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from poseidon.errors import PoseidonError
+from poseidon.training.clock import spread
+from poseidon.training.loop import Outcome
+
+if TYPE_CHECKING:
+    from poseidon.api import Session
+
+
+class ReplicaMismatchError(PoseidonError):
+    """Replicas that must be bit-identical are not; names the first tensor that differs."""
+
+
+def collect(session: Session, model: nn.Module, outcome: Outcome, rows: int) -> dict[str, Any]:
+    """Collective. The measured part of summary.json, the same on every rank; figures per rank are lists.
+
+    Args:
+        rows: global rows of a full step.
+    """
+    session.synchronize()
+    report = session.report(model)
+    mine = {
+        "digest": session.digest(model),
+        "cpu": outcome.clock.cpu_seconds_per_iteration,
+        **{key: report[key] for key in (*_PER_RANK, "stall_seconds")},
+    }
+    ranks = session.gather(mine)
+    seconds = spread(outcome.clock.seconds)
+    score = outcome.score
+    return {
+        "iterations": outcome.position.iteration,
+        "epochs": outcome.position.epoch,
+        "images_per_second": rows / seconds["median"] if seconds else None,
+        "iteration_seconds": seconds,
+        "train_seconds": outcome.position.seconds,
+        "seconds_to_target": outcome.seconds_to_target,
+        "stall_seconds": _mean([rank["stall_seconds"] for rank in ranks]),
+        "stall_seconds_per_rank": [rank["stall_seconds"] for rank in ranks],
+        "cpu_seconds_per_iteration": _mean([rank["cpu"] for rank in ranks]),
+        "cpu_seconds_per_iteration_per_rank": [rank["cpu"] for rank in ranks],
+        **{key: [rank[key] for rank in ranks] for key in _PER_RANK},
+        "bytes_source": report["bytes_source"],
+        "schemes": report["schemes"],
+        "train_loss": outcome.train_loss,
+        "eval_accuracy": score.accuracy if score else None,
+        "eval_loss": score.loss if score else None,
+        "replica_digests": [rank["digest"] for rank in ranks],
+        "strangers": report["strangers"],
+    }
+
+
+_PER_RANK = ("bytes_sent_per_iteration", "bytes_dense_per_iteration", "bytes_planned_per_iteration")
+
+
+def compare_replicas(session: Session, model: nn.Module, digests: list[str]) -> None:
+    """Collective. Raises ReplicaMismatchError on every rank if the digests are not all the same."""
+    if len(set(digests)) == 1:
+        return
+    mine = [[name, _digest(tensor)] for name, tensor in model.state_dict().items()]
+    ranks = session.gather(mine)
+    for column in zip(*ranks, strict=False):
+        odd = [rank for rank, entry in enumerate(column) if entry != column[0]]
+        if odd:
+            raise ReplicaMismatchError(
+                f"replicas differ after training: {column[0][0]} of rank {odd[0]} is not that of rank 0; "
+                "something outside the engine changed it on one rank only, or this is a bug: please report it"
+            )
+    raise ReplicaMismatchError("replicas differ after training, in something that is not in state_dict()")
+
+
+def _digest(tensor: Any) -> str:
+    if not isinstance(tensor, torch.Tensor):
+        return repr(tensor)
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(data.numpy().tobytes()).hexdigest()
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,107 @@
+"""One rank of a job: ``python -m poseidon.training.worker RUN_DIR/spec.json``.
+
+Reads what the launching process wrote, trains, and leaves (rank 0) ``metrics.jsonl``, ``plan.json``,
+``result.json`` and checkpoints in the run's folder. Exit codes: 0 done; 2 the user's mistake, said in one
+line; 75 another rank was lost; 1 anything else.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poseidon.cluster.guard import end_with_parent
+from poseidon.errors import PEER_LOST_EXIT, PeerLostError, PoseidonError, UserError
+
+if TYPE_CHECKING:
+    from poseidon.api import Session
+    from poseidon.config import Spec
+
+METRICS, PLAN, RESULT, CHECKPOINTS = "metrics.jsonl", "plan.json", "result.json", "checkpoints"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the rank and gives its exit code."""
+    end_with_parent()
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        if len(arguments) != 1:
+            raise UserError("usage: python -m poseidon.training.worker RUN_DIR/spec.json")
+        _work(Path(arguments[0]))
+    except UserError as error:
+        return _say(str(error), 2)
+    except PeerLostError as error:
+        return _say(str(error), PEER_LOST_EXIT)
+    except PoseidonError as error:
+        return _say(str(error), 1)
+    except KeyboardInterrupt:
+        return 130
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _work(path: Path) -> None:
+    import torch
+
+    import poseidon
+    from poseidon.config import load_spec
+
+    spec = load_spec(path)
+    config = spec.config
+    torch.set_num_threads(config.cluster.threads)
+    encryption = config.comm.encryption
+    with poseidon.init(
+        timeout=config.comm.timeout,
+        encryption=encryption.value if encryption is not None else None,
+        device=None if config.device.value == "auto" else config.device.value,
+    ) as session:
+        train(session, spec)
+
+
+def train(session: Session, spec: Spec) -> dict[str, Any]:
+    """Collective: the whole training of a spec, with a session of any world size. Returns the result.
+
+    Raises:
+        UserError: something in the spec cannot be used.
+        ReplicaMismatchError: replicas differ at the end; ``result.json`` is there nevertheless.
+    """
+    from poseidon.tracking.folder import write_json
+    from poseidon.tracking.metrics import MetricsWriter
+    from poseidon.training import progress
+    from poseidon.training.loop import Outputs, Trainer, rows_per_step
+    from poseidon.training.parts import assemble
+    from poseidon.training.result import collect, compare_replicas
+
+    run_dir = Path(spec.run_dir)
+    parts = assemble(spec.config, session.device)
+    with ExitStack() as stack:
+        outputs = Outputs()
+        if session.rank == 0:
+            writer = stack.enter_context(MetricsWriter(run_dir / METRICS))
+            outputs = Outputs(
+                writer, progress.emit, lambda plan: write_json(run_dir / PLAN, plan), run_dir / CHECKPOINTS
+            )
+        outputs.config = spec.plain
+        trainer = Trainer(session, parts, spec.config, outputs)
+        outcome = trainer.run()
+    rows = min(rows_per_step(spec.config) * session.world_size, parts.train_size)
+    result = collect(session, trainer.model, outcome, rows)
+    if session.rank == 0:
+        write_json(run_dir / PLAN, session.report(trainer.model)["plan"])
+        write_json(run_dir / RESULT, result)
+    compare_replicas(session, trainer.model, result["replica_digests"])
+    return result
+
+
+def _say(message: str, code: int) -> int:
+    print(" ".join(message.split()), file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
