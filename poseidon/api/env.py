@@ -45,7 +45,9 @@ def read_env(environ: Mapping[str, str] | None = None) -> JobEnv:
     if world_size > 1:
         missing += [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
     if missing:
-        raise UserError(f"{' and '.join(missing)} not set, but RANK or WORLD_SIZE is: start with torchrun or poseidon train")
+        raise UserError(
+            f"{' and '.join(missing)} not set, but RANK or WORLD_SIZE is: start with torchrun or poseidon train"
+        )
     rank = _number(env, "RANK", 0)
     if not 0 <= rank < world_size:
         raise UserError(f"RANK={rank} is outside WORLD_SIZE={world_size}")

@@ -70,7 +70,8 @@ def connect(job: JobEnv, store: Any, endpoint: ZmqEndpoint) -> None:
         store.set("token", secrets.token_hex(16))
     store.set(f"endpoint/{job.rank}", endpoint.contact)
     contacts = [
-        get(store, f"endpoint/{rank}", rank, "its endpoint", START_SECONDS, lambda: None) for rank in range(job.world_size)
+        get(store, f"endpoint/{rank}", rank, "its endpoint", START_SECONDS, lambda: None)
+        for rank in range(job.world_size)
     ]
     token = bytes.fromhex(get(store, "token", 0, "the job's token", START_SECONDS, lambda: None))
     endpoint.connect(contacts, token, START_SECONDS)

@@ -46,7 +46,13 @@ class Session:
     """
 
     def __init__(
-        self, job: JobEnv, device: torch.device, *, store: Any = None, endpoint: Endpoint | None = None, timeout: float
+        self,
+        job: JobEnv,
+        device: torch.device,
+        *,
+        store: Any = None,
+        endpoint: Endpoint | None = None,
+        timeout: float,
     ) -> None:
         self.rank, self.world_size, self.local_rank = job.rank, job.world_size, job.local_rank
         self.device = device

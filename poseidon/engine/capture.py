@@ -134,7 +134,7 @@ class _Linear(nn.Linear):
             or not torch.is_grad_enabled()
             or type(x) not in (Tensor, nn.Parameter)
             or torch.compiler.is_compiling()
-            or torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+            or torch.jit.is_tracing()
             or torch._C._are_functorch_transforms_active()
             or fwad._current_level >= 0
         ):
@@ -204,7 +204,7 @@ def self_test() -> bool:
 
     def last(_: Tensor) -> None:
         seen.append(("unused", torch._C._will_engine_execute_node(get_gradient_edge(unused).node)))
-        Variable._execution_engine.queue_callback(lambda: seen.append(("end", True)))  # type: ignore[attr-defined]
+        Variable._execution_engine.queue_callback(lambda: seen.append(("end", True)))
 
     try:
         weight.register_hook(lambda g: seen.append(("leaf", g is None)))

@@ -51,7 +51,12 @@ class Engine:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, exchange: Exchange, index: int, options: Options
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        exchange: Exchange,
+        index: int,
+        options: Options,
     ) -> None:
         _refuse(model)
         self.options = options
@@ -126,7 +131,7 @@ class Engine:
         dtypes = [p.dtype for p in self._params]
         if version:
             self._syncers.close()
-        self._syncers = Syncers(self._exchange, self._index, version, self.book, dtypes, options.kv_bytes)
+        self._syncers: Syncers = Syncers(self._exchange, self._index, version, self.book, dtypes, options.kv_bytes)
         self._gradients = Gradients(self.book, self._params, self._records)
         for index, record in self._records.items():
             record.active = version == 0 or schemes.get(self._infos[index].name) == "sfb"
@@ -200,7 +205,7 @@ class Engine:
     def _open(self, grad: torch.Tensor | None = None) -> None:
         if self._task is None and self._sync:
             self._task = torch._C._current_graph_task_id()
-            Variable._execution_engine.queue_callback(self._end)  # type: ignore[attr-defined]
+            Variable._execution_engine.queue_callback(self._end)
 
     def _after_grad(self, p: torch.Tensor) -> None:
         if not self._sync:
@@ -342,6 +347,8 @@ class Engine:
 def _refuse(model: nn.Module) -> None:
     for name, p in model.named_parameters():
         if isinstance(p, nn.parameter.UninitializedParameter):
-            raise UserError(f"parameter {name} has no shape yet (a lazy module): run one forward pass before distribute()")
+            raise UserError(
+                f"parameter {name} has no shape yet (a lazy module): run one forward pass before distribute()"
+            )
         if p.requires_grad and not p.is_leaf:
             raise UserError(f"parameter {name} is not a leaf of the graph: detach it before distribute()")

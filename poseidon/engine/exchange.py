@@ -145,7 +145,7 @@ class Exchange:
         self.endpoint.post(install)
 
     def shut(self, model: int, plan: int) -> None:
-        self.endpoint.post(lambda: self._receivers.pop((model, plan), None))  # type: ignore[arg-type,return-value]
+        self.endpoint.post(lambda: self._receivers.pop((model, plan), None))
 
     def watch(self, queue: SimpleQueue[Any]) -> None:
         """Wake whoever takes from `queue` when the run fails or a peer leaves."""

@@ -31,7 +31,10 @@ def manifest(model: nn.Module, options: dict[str, Any]) -> list[list[str]]:
     rows.append(["torch", torch.__version__.split("+")[0]])
     for name, p in model.named_parameters():
         rows.append(
-            [f"parameter {name}", f"{list(p.shape)} {p.dtype} stride {list(p.stride())} requires_grad={p.requires_grad}"]
+            [
+                f"parameter {name}",
+                f"{list(p.shape)} {p.dtype} stride {list(p.stride())} requires_grad={p.requires_grad}",
+            ]
         )
     for name, b in model.named_buffers():
         rows.append([f"buffer {name}", f"{list(b.shape)} {b.dtype}"])

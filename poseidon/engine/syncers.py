@@ -22,7 +22,13 @@ class Syncers:
     """
 
     def __init__(
-        self, exchange: Exchange, model: int, plan: int, book: Book, dtypes: list[torch.dtype], piece_bytes: int
+        self,
+        exchange: Exchange,
+        model: int,
+        plan: int,
+        book: Book,
+        dtypes: list[torch.dtype],
+        piece_bytes: int,
     ) -> None:
         self.book = book
         self.rows: dict[int, int] = {}

@@ -4,4 +4,16 @@ from poseidon.planning.book import Book, FactorSize, KVPair, Param, Unit, build_
 from poseidon.planning.choice import Decision, decide, describe
 from poseidon.planning.cost import Scheme, best_scheme
 
-__all__ = ["Book", "Decision", "FactorSize", "KVPair", "Param", "Scheme", "Unit", "best_scheme", "build_book", "decide", "describe"]
+__all__ = [
+    "Book",
+    "Decision",
+    "FactorSize",
+    "KVPair",
+    "Param",
+    "Scheme",
+    "Unit",
+    "best_scheme",
+    "build_book",
+    "decide",
+    "describe",
+]

@@ -6,7 +6,17 @@ from poseidon.schemes.memory import raw, storage_order
 from poseidon.schemes.ps import PS
 from poseidon.schemes.sfb import SFB, reconstruct
 
-__all__ = ["PS", "SFB", "Context", "Contribution", "Scheme", "make_scheme", "raw", "reconstruct", "storage_order"]
+__all__ = [
+    "PS",
+    "SFB",
+    "Context",
+    "Contribution",
+    "Scheme",
+    "make_scheme",
+    "raw",
+    "reconstruct",
+    "storage_order",
+]
 
 
 def make_scheme(unit: Unit, context: Context) -> Scheme:

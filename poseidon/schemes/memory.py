@@ -12,8 +12,7 @@ def raw(flat: torch.Tensor) -> memoryview:
     """The bytes of a contiguous 1-D CPU tensor of any dtype; shares its memory."""
     if flat.numel() == 0:
         return memoryview(b"")
-    array = flat.detach().view(torch.uint8).numpy()
-    return memoryview(array)
+    return memoryview(flat.detach().view(torch.uint8).numpy().data)
 
 
 def from_bytes(data: memoryview, dtype: torch.dtype) -> torch.Tensor:

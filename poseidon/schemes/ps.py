@@ -98,5 +98,12 @@ class PS:
     def _header(self, kind: Kind, pair: KVPair, rows: int) -> Header:
         context = self._context
         return Header(
-            kind, context.rank, context.model, context.plan, self._round, self.unit.index, pair.index, rows=rows
+            kind,
+            context.rank,
+            context.model,
+            context.plan,
+            self._round,
+            self.unit.index,
+            pair.index,
+            rows=rows,
         )

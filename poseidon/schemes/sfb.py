@@ -15,7 +15,6 @@ from poseidon.schemes.base import Context, Contribution
 from poseidon.schemes.memory import from_bytes, raw
 from poseidon.transport import Header, Kind
 
-
 #: A factor's element type, by the number that stands in its header's `pair`: under autocast factors are
 #: narrower than the weight.
 _DTYPES = (
@@ -51,7 +50,15 @@ class SFB:
             kind, tensor = Kind.DENSE, contribution.dense.clone()
         dtype = _DTYPES.index(tensor.dtype) if tensor is not None else 0
         header = Header(
-            kind, context.rank, context.model, context.plan, round_, self.unit.index, dtype, contribution.rows, contribution.k
+            kind,
+            context.rank,
+            context.model,
+            context.plan,
+            round_,
+            self.unit.index,
+            dtype,
+            contribution.rows,
+            contribution.k,
         )
         data = memoryview(b"") if tensor is None else raw(tensor)
         for offset in range(0, max(1, data.nbytes), context.piece_bytes):

@@ -130,8 +130,8 @@ class ZmqEndpoint:
         if self.world_size > 1 and not self._all_said_hello.wait(timeout):
             missing = [r for r in range(self.world_size) if r != self.rank and self._said_hello.get(r, 0) < 2]
             raise PoseidonError(
-                f"rank {self.rank}: no connection from rank {missing[0]} at {contacts[missing[0]]} within {timeout:.0f} s; "
-                "check that the hosts reach each other on every TCP port"
+                f"rank {self.rank}: no connection from rank {missing[0]} at {contacts[missing[0]]} within "
+                f"{timeout:.0f} s; check that the hosts reach each other on every TCP port"
             )
 
     def _connect(self, address: str, port: int, key: str) -> zmq.Socket[bytes]:
