@@ -6,6 +6,7 @@ a ``_target_`` and its arguments. All other groups are closed: a key not listed 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -58,6 +59,42 @@ class Precision(Enum):
 
     fp32 = "fp32"
     bf16 = "bf16"
+
+
+#: Keys that describe a choice and are never passed to its target; ``name`` in every group.
+DESCRIPTORS: dict[str, tuple[str, ...]] = {
+    "dataset": ("shape", "num_classes", "throughput_only"),
+    "schedule": ("interval",),
+}
+
+#: Groups whose choices are a ``_target_`` and its arguments, whatever these are.
+OPEN_GROUPS = ("model", "dataset", "loss", "metric", "optimizer", "schedule")
+
+
+class Part(dict[str, Any]):
+    """The choice of an open group: a dict with ``_target_``, arguments and descriptors.
+
+    Attributes:
+        key: the group, which errors name; "" if unknown.
+    """
+
+    key: str = ""
+
+    @classmethod
+    def of(cls, key: str, node: Mapping[str, Any]) -> Part:
+        part = cls(node)
+        part.key = key
+        return part
+
+    @property
+    def target(self) -> str | None:
+        target = self.get("_target_")
+        return None if target is None else str(target)
+
+    def arguments(self) -> dict[str, Any]:
+        """All but the descriptors; ``_target_`` and hydra's other special keys included."""
+        hidden = ("name", *DESCRIPTORS.get(self.key, ()))
+        return {key: value for key, value in self.items() if key not in hidden}
 
 
 @dataclass
@@ -118,3 +155,14 @@ class TrainConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     seed: int = 0
     device: Device = Device.cpu
+
+    def __post_init__(self) -> None:
+        for group in OPEN_GROUPS:
+            setattr(self, group, Part.of(group, getattr(self, group)))
+
+
+def register() -> None:
+    """Makes the schemas known to Hydra, as ``base_train`` ..., for the defaults lists in ``conf/``."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="base_train", node=TrainConfig)

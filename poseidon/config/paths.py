@@ -1,0 +1,25 @@
+"""Where the config groups and the workflows are: beside this package's code in a wheel, at the top of a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from poseidon.errors import UserError
+
+
+def conf_dir() -> Path:
+    """Absolute path of ``conf/``. Raises UserError if the installation lacks it."""
+    return _shipped("conf")
+
+
+def pipelines_dir() -> Path:
+    """Absolute path of ``pipelines/``. Raises UserError if the installation lacks it."""
+    return _shipped("pipelines")
+
+
+def _shipped(name: str) -> Path:
+    package = Path(__file__).resolve().parent.parent
+    for parent in (package, package.parent):
+        if (parent / name).is_dir():
+            return parent / name
+    raise UserError(f"this installation of poseidon has no folder {name}/, looked in {package} and beside it")
