@@ -47,7 +47,7 @@ def run(workflow: str, argv: Sequence[str], task: Task, check: Callable[[Any], N
     sweep, an interrupted one does.
     """
     from poseidon.config.compose import CommandLine, validate
-    from poseidon.config.schema import register
+    from poseidon.config.store import register
 
     register()
     try:

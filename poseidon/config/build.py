@@ -1,68 +1,77 @@
-"""From a config node with a ``_target_`` to the object: the one place that calls hydra's ``instantiate``."""
+"""The one place where a config's ``_target_`` becomes an object: models, datasets, losses, optimizers ..."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from poseidon.config.schema import Part
 from poseidon.errors import UserError
-
-#: Keys that describe a part and are not arguments of its target, by group of the config.
-DESCRIPTORS: dict[str, frozenset[str]] = {
-    "dataset": frozenset({"name", "shape", "num_classes", "throughput_only"}),
-    "schedule": frozenset({"name", "interval"}),
-}
-_NAME = frozenset({"name"})
-
-
-def arguments_of(node: Mapping[str, Any], key: str | None) -> dict[str, Any]:
-    """The node without its descriptors; ``_target_`` and hydra's other underscored keys stay."""
-    if key is None:  # a dataset says throughput_only, a schedule its interval
-        key = "dataset" if "throughput_only" in node else "schedule" if "interval" in node else "part"
-    left_out = DESCRIPTORS.get(key, _NAME)
-    return {name: value for name, value in node.items() if name not in left_out}
 
 
 def build(node: Mapping[str, Any], *args: Any, key: str | None = None) -> Any:
-    """Imports the node's ``_target_`` and calls it with ``args`` and the node's other keys.
+    """Calls the node's ``_target_`` with ``args`` and the node's other keys, descriptors left out.
 
-        build(config.optimizer, model.parameters(), key="optimizer")
+        build(config.optimizer, model.parameters())
 
-    ``key`` is the node's place in the config (``model``, ``dataset`` ...): it decides which keys only
-    describe the part and are not passed on, and stands in error messages. Lists arrive as lists. Nested nodes
-    with a ``_target_`` are built first; ``_partial_: true`` gives a callable instead of its result.
+    Nested nodes with a ``_target_`` are built first; ``_partial_: true`` gives a partial instead of a call.
+    Lists and dicts arrive as plain lists and dicts.
+
+    Args:
+        node: a group's choice.
+        key: the group; it decides which keys are descriptors, and errors name it. The parts of a
+            TrainConfig know theirs.
 
     Raises:
-        UserError: no target, one that cannot be imported, or one that refuses its arguments. Any other
-            exception of the target's own code comes through as it is, with its traceback.
+        UserError: in one line that names the config key: no ``_target_``, it cannot be imported, or it
+            refused its arguments (TypeError, ValueError). What else the target raises comes through as it is.
     """
+    part = Part.of(key or getattr(node, "key", ""), node)
+    if not part.target:
+        raise UserError(f"{_dotted(part.key, '_target_')} is not set: name a class or function, package.module.Name")
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
+    from omegaconf.errors import OmegaConfBaseException
 
-    where = key or "config"
-    target = node.get("_target_")
-    if not target:
-        raise UserError(f"{where}._target_ is missing: name a class or function, as package.module.Name")
     try:
-        return instantiate(arguments_of(node, key), *args, _convert_="all")
-    except InstantiationException as error:
-        cause = error.__cause__
-        if isinstance(cause, UserError):
-            raise UserError(f"{where}: {cause}") from error
-        if cause is None or isinstance(cause, (ImportError, OSError, TypeError, ValueError, AttributeError)):
-            reason = _reason(cause) if cause is not None else str(error)
-            raise UserError(f"{where}: _target_={target}: {reason}") from error
-        cause.add_note(f"while building {where} (_target_={target})")
-        raise cause from None
+        return instantiate(part.arguments(), *args, _convert_="all")
+    except (InstantiationException, OmegaConfBaseException) as error:
+        raise _explained(part, error) from error
 
 
-def _reason(cause: BaseException) -> str:
-    """The error in one line, with the place if that is in the user's own code."""
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    text = " ".join(lines) or type(cause).__name__
-    frames = traceback.extract_tb(cause.__traceback__)
-    if frames and "site-packages" not in frames[-1].filename and "hydra" not in frames[-1].filename:
-        text += f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
-    return text
+def _explained(part: Part, error: Exception) -> Exception:
+    """What to raise instead of hydra's wrapper: the target's own exception, or one line for the user."""
+    cause = error.__cause__
+    if isinstance(cause, UserError):
+        return UserError(_keyed(part.key, str(cause)))
+    if "locating target" in str(error) or cause is None:
+        reason = _innermost(error)
+        return UserError(f"{_dotted(part.key, '_target_')}={part.target} cannot be imported: {reason}")
+    if isinstance(cause, (TypeError, ValueError)):
+        frames = traceback.extract_tb(cause.__traceback__)
+        place = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+        return UserError(_keyed(part.key, f"{part.target} refused its arguments: {_one_line(cause)}{place}"))
+    if isinstance(cause, Exception):
+        cause.add_note(f"while building {part.key or 'a part'} (_target_={part.target})")
+        return cause
+    return error
+
+
+def _innermost(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return _one_line(error)
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if not line.startswith("full_key:")]
+    return " ".join(line for line in lines if line) or type(error).__name__
+
+
+def _keyed(key: str, message: str) -> str:
+    return f"{key}: {message}" if key else message
+
+
+def _dotted(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name

@@ -93,7 +93,7 @@ def compose(
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from poseidon.config.schema import register
+    from poseidon.config.store import register
 
     register()
     with _hydra(folder):

@@ -159,10 +159,3 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for group in OPEN_GROUPS:
             setattr(self, group, Part.of(group, getattr(self, group)))
-
-
-def register() -> None:
-    """Makes the schemas known to Hydra, as ``base_train`` ..., for the defaults lists in ``conf/``."""
-    from hydra.core.config_store import ConfigStore
-
-    ConfigStore.instance().store(name="base_train", node=TrainConfig)

@@ -1,0 +1,27 @@
+"""Train a model on several worker nodes and keep the records of the run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from poseidon.config.app import Result, run
+from poseidon.config.check import check_train
+from poseidon.config.schema import TrainConfig
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs ``poseidon train`` and gives its exit code."""
+    return run("train", argv, _train, check_train)
+
+
+def _train(config: TrainConfig, overrides: list[str], folder: Path) -> Result:
+    from poseidon.training.job import run_job
+
+    outcome = run_job(config, overrides, folder)
+    return Result(outcome.exit_code, outcome.value)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
