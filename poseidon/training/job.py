@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from poseidon.cluster import launch_job
-from poseidon.config import dump_spec
+from poseidon.config import dump_spec, to_plain
+from poseidon.config.check import check_train
 from poseidon.config.schema import Comm, TrainConfig
 from poseidon.errors import UserError
 from poseidon.tracking import summary as summaries
@@ -85,25 +86,8 @@ def checked(config: TrainConfig) -> TrainConfig:
     Raises:
         UserError: naming the key that cannot be used, before anything is started.
     """
+    check_train(config)
     trainer = config.trainer
-    if trainer.global_batch is not None and config.comm.name is not Comm.single:
-        raise UserError(
-            f"trainer.global_batch={trainer.global_batch} is for comm=single only; with "
-            f"comm={config.comm.name.value} set trainer.batch_size, the rows of each node"
-        )
-    if trainer.epochs is None and trainer.iterations is None:
-        raise UserError("trainer.epochs and trainer.iterations are both null: give at least one of them")
-    for key in ("batch_size", "global_batch", "eval_batch_size", "accumulate", "iterations", "log_every"):
-        value = getattr(trainer, key)
-        if value is not None and value < 1:
-            raise UserError(f"trainer.{key}={value} must be at least 1")
-    for key in ("workers", "eval_every", "checkpoint_every"):
-        if getattr(trainer, key) < 0:
-            raise UserError(f"trainer.{key}={getattr(trainer, key)} must not be negative")
-    for key in ("epochs", "clip_norm"):
-        value = getattr(trainer, key)
-        if value is not None and not value > 0:
-            raise UserError(f"trainer.{key}={value} must be greater than 0")
     if trainer.resume is None:
         return config
     return replace(config, trainer=replace(trainer, resume=str(find_checkpoint(trainer.resume))))
@@ -122,13 +106,12 @@ def find_checkpoint(resume: str) -> Path:
 
 
 def _write_spec(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Path:
-    import yaml
+    from omegaconf import OmegaConf
 
     spec = run_dir / "spec.json"
     dump_spec(spec, config, overrides, run_dir)
-    plain = read_json(spec)["config"]
-    write_text(run_dir / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
-    write_text(run_dir / "overrides.yaml", yaml.safe_dump(list(overrides)))
+    for name, content in (("config", to_plain(config)), ("overrides", list(overrides))):
+        write_text(run_dir / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(content)))
     return spec
 
 
@@ -145,18 +128,19 @@ def describe(summary: dict[str, Any]) -> list[str]:
     loss, speed = summary["train_loss"], summary["images_per_second"]
     lines = [
         f"{summary['model']} on {summary['dataset']}, comm={summary['comm']}, nodes={summary['nodes']}: "
-        f"accuracy {summary['eval_accuracy']:.2%}"
-        + (f", training loss {loss:.4g}" if loss is not None else "")
+        f"accuracy {summary['eval_accuracy']:.2%}" + (f", training loss {loss:.4g}" if loss is not None else "")
     ]
     if speed is not None:
         iteration = summary["iteration_seconds"]["median"]
-        stall = f", {summary['stall_seconds'] / iteration:.0%} stalled" if summary["nodes"] > 1 else ""
+        waited = summary["stall_seconds"] if summary["nodes"] > 1 else None
+        stall = f", {waited / iteration:.0%} of it waiting for communication" if waited is not None else ""
         lines.append(f"{speed:,.0f} images/s ({iteration * 1e3:.1f} ms per iteration{stall})")
     if summary["seconds_to_target"] is not None:
         lines.append(f"target accuracy reached after {summary['seconds_to_target']:.1f} s")
     if summary["nodes"] > 1:
         sent = max(summary["bytes_sent_per_iteration"])
-        lines.append(f"{sent / 1e6:.3f} MB sent per iteration and node; replicas are bit-identical")
+        computed = " (computed, not counted)" if summary["bytes_source"] == "computed" else ""
+        lines.append(f"{sent / 1e6:.3f} MB sent per iteration and node{computed}; replicas are bit-identical")
     if summary["throughput_only"]:
         lines.append("the data set is synthetic: accuracy means nothing, only the speed does")
     return lines

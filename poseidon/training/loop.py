@@ -70,9 +70,7 @@ class Trainer:
         PeerLostError: another rank is gone.
     """
 
-    def __init__(
-        self, session: Session, parts: Parts, config: TrainConfig, outputs: Outputs | None = None
-    ) -> None:
+    def __init__(self, session: Session, parts: Parts, config: TrainConfig, outputs: Outputs | None = None) -> None:
         self._session, self._parts, self._config = session, parts, config
         self._outputs = outputs or Outputs()
         trainer = config.trainer
@@ -116,6 +114,7 @@ class Trainer:
             merge_bytes=config.comm.merge_bytes,
             bucket_cap_mb=config.comm.ddp.bucket_cap_mb,
         )
+        self._reducer_is_torchs = config.comm.name is Comm.ddp and session.world_size > 1
         self._stepper = Stepper(
             session,
             self.model,
@@ -123,7 +122,7 @@ class Trainer:
             parts.loss,
             clip_norm=trainer.clip_norm,
             autocast=context,
-            plain_mean=config.comm.name is Comm.ddp and session.world_size > 1,
+            plain_mean=self._reducer_is_torchs,
         )
         self._outcome = Outcome(self.position, IterationClock())
 
@@ -140,6 +139,7 @@ class Trainer:
             start=position.iteration,
             writer=self._outputs.writer,
             show=self._outputs.show,
+            counted=not self._reducer_is_torchs,
         )
         self.model.train()
         while not self._done():
@@ -168,9 +168,7 @@ class Trainer:
         self._outcome.clock.tick()
         ended = self._advance()
         learning_rate = float(self._parts.optimizer.param_groups[0]["lr"])
-        self._recorder.step(
-            self.position, self._epochs(), loss, rows, learning_rate, last=ended or self._done()
-        )
+        self._recorder.step(self.position, self._epochs(), loss, rows, learning_rate, last=ended or self._done())
         if ended and self._due(self._config.trainer.eval_every, self.position.epoch):
             self._evaluate()
         self._step_schedule(ended)
@@ -193,8 +191,9 @@ class Trainer:
         schedule = self._parts.schedule
         if isinstance(schedule, ReduceLROnPlateau):
             if epoch_ended:
-                score = self._outcome.score
-                schedule.step(score.loss if score is not None else self._recorder.train_loss)
+                score, train_loss = self._outcome.score, self._recorder.train_loss
+                assert train_loss is not None  # exchanged at every epoch's end
+                schedule.step(score.loss if score is not None else train_loss)
         elif schedule is not None and (epoch_ended or self._parts.schedule_interval == "iteration"):
             schedule.step()
 

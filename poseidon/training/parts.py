@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from poseidon.config.build import build
 from poseidon.config.schema import TrainConfig
 from poseidon.errors import UserError
 from poseidon.training.loader import rows_of
@@ -44,41 +45,35 @@ def assemble(config: TrainConfig, device: torch.device) -> Parts:
     Raises:
         UserError: naming the config key of a part that cannot be built or is not what it must be.
     """
-    from poseidon.config.build import build
-
     train, evaluation = _datasets(config)
     seed_model(config.seed)
-    model = build(config.model)
+    model = build(config.model, key="model")
     if not isinstance(model, nn.Module):
         raise UserError(f"model: {_target(config.model)} gave {type(model).__name__}, must be a nn.Module")
     model.to(device)
-    optimizer = build(config.optimizer, model.parameters())
+    optimizer = build(config.optimizer, model.parameters(), key="optimizer")
     if not isinstance(optimizer, Optimizer):
-        raise UserError(
-            f"optimizer: {_target(config.optimizer)} gave {type(optimizer).__name__}, not an Optimizer"
-        )
+        raise UserError(f"optimizer: {_target(config.optimizer)} gave {type(optimizer).__name__}, not an Optimizer")
     interval = config.schedule.get("interval", "epoch")
     if interval not in ("epoch", "iteration"):
         raise UserError(f"schedule.interval: {interval!r} is not one of epoch, iteration")
-    loss = build(config.loss)
+    loss = build(config.loss, key="loss")
     return Parts(
         model=model,
         optimizer=optimizer,
         loss=loss.to(device) if isinstance(loss, nn.Module) else _callable(loss, "loss"),
-        metric=_callable(build(config.metric), "metric"),
+        metric=_callable(build(config.metric, key="metric"), "metric"),
         train=train,
         evaluation=evaluation,
         train_size=rows_of(train, "dataset (training)"),
         eval_size=rows_of(evaluation, "dataset (evaluation)"),
-        schedule=build(config.schedule, optimizer) if _target(config.schedule) else None,
+        schedule=build(config.schedule, optimizer, key="schedule") if _target(config.schedule) else None,
         schedule_interval=interval,
     )
 
 
 def _datasets(config: TrainConfig) -> tuple[Dataset[Any], Dataset[Any]]:
-    from poseidon.config.build import build
-
-    pair: Any = build(config.dataset)
+    pair: Any = build(config.dataset, key="dataset")
     try:
         train, evaluation = pair
     except (TypeError, ValueError):

@@ -49,6 +49,7 @@ class Recorder:
         start: iterations made by the run that this one resumes.
         writer: of rank 0's metrics file.
         show: gets rank 0's progress records.
+        counted: whether the session counts bytes and waits (it cannot for PyTorch's own reducer).
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Recorder:
         start: int = 0,
         writer: MetricsWriter | None = None,
         show: Callable[[dict[str, Any]], None] | None = None,
+        counted: bool = True,
     ) -> None:
+        self._counted = counted
         self._session, self._model, self._clock = session, model, clock
         self._log_every = max(1, log_every)
         self._total = total
@@ -76,13 +79,9 @@ class Recorder:
         self._epoch_loss = (0.0, 0)  # global sum over rows, rows
         self._shown = time.monotonic()
         self._figures: dict[str, Any] = {}
-        self.train_loss: float | None = (
-            None  # global mean over the rows of the newest epoch, part of one included
-        )
+        self.train_loss: float | None = None  # global mean over the rows of the newest epoch, part of one included
 
-    def step(
-        self, position: Position, epoch: float, loss: Tensor, rows: int, lr: float, *, last: bool
-    ) -> None:
+    def step(self, position: Position, epoch: float, loss: Tensor, rows: int, lr: float, *, last: bool) -> None:
         """After each step; ``last``: an epoch (or the run) ends here, so that losses must be exchanged."""
         self._sum = self._sum + loss
         self._rows += rows
@@ -144,6 +143,8 @@ class Recorder:
             "mb_per_second": sum(w.sent for w in windows) / len(windows) / elapsed / 1e6,
             "stall_share": sum(w.stall / max(w.elapsed, 1e-9) for w in windows) / len(windows),
         }
+        if not self._counted:
+            self._figures |= {"mb_per_second": None, "stall_share": None}
         place = {"iteration": first.iteration, "epoch": first.epoch, "wall_s": first.seconds}
         self._write({**place, **self._figures, "lr": first.lr})
 

@@ -76,7 +76,7 @@ class Stepper:
         for i, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
             with nullcontext() if i == len(batches) - 1 else session.no_sync():
                 loss = self._forward(batch)
-                (loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
+                (loss if weight == 1 else loss * weight).backward()
             if rows:
                 total += loss.detach().sum() * batch.rows
         self._optimizer.step()

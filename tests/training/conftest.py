@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from poseidon.training.metrics import accuracy
 from poseidon.training.parts import Parts
 
 torch.set_num_threads(1)
+LOCK = threading.Lock()
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +31,9 @@ def make_parts(digits: Any) -> Callable[..., Parts]:
     """Fresh parts of a small MLP with SGD; keywords replace parts, ``rows`` cuts the training set."""
 
     def make(rows: int = 1000, dropout: float = 0.0, schedule: Any = None, **replaced: Any) -> Parts:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 10))
+        with LOCK:  # threads share one random generator
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 10))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         parts = Parts(
             model=model,

@@ -1,0 +1,123 @@
+"""Train LeNet on real digits by four ways of communication on two nodes of this machine, and compare."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poseidon.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+USAGE = """\
+usage: poseidon demo [key=value ...]
+
+Trains LeNet on 5,000 MNIST digits as one process (comm=single, with the global batch of two nodes), then on
+two local nodes with comm=ddp, ps and hybrid: same rows, same order, same initial weights. Ends with a table;
+fails if the accuracies are more than 0.5 points apart. About two minutes on two cores.
+
+Overrides as for `poseidon train` hold for all four runs, e.g. trainer.epochs=2 cluster.nodes=4 seed=1"""
+
+COMMS = ("single", "ddp", "ps", "hybrid")
+SETTINGS = ("model=lenet", "dataset=mnist5k", "schedule=cosine", "optimizer.lr=0.02", "trainer.epochs=8")
+LARGEST_GAP = 0.005  # between the accuracies, as a fraction
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs ``poseidon demo`` and gives its exit code."""
+    if any(argument in ("--help", "-h") for argument in argv):
+        print(USAGE)
+        return 0
+    from rich.console import Console
+
+    from poseidon.tracking.folder import create_run_dir
+    from poseidon.training.job import run_job
+
+    console = Console(soft_wrap=True, highlight=False)
+    try:
+        configs = _configs(argv)
+        folder = create_run_dir(Path("outputs", "demo", f"{datetime.now():%Y-%m-%d_%H-%M-%S}"))
+        summaries = []
+        for config, overrides in configs:
+            console.print(f"\n[bold]poseidon train[/bold] {' '.join(overrides)}")
+            outcome = run_job(config, overrides, folder / config.comm.name.value)
+            if outcome.exit_code != 0:
+                return outcome.exit_code
+            summaries.append(outcome.summary)
+    except UserError as error:
+        print(f"poseidon demo: {error}", file=sys.stderr, flush=True)
+        return 2
+    console.print()
+    console.print(table(summaries))
+    if any(summary["oversubscribed"] for summary in summaries):
+        console.print("more ranks than cores: the speeds say little")
+    gap = spread(summaries)
+    console.print(f"accuracies lie within {gap * 100:.2f} points; every run's records: {folder}", markup=False)
+    if gap > LARGEST_GAP:
+        print(f"poseidon demo: accuracies are {gap * 100:.2f} points apart, more than 0.5", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _configs(argv: Sequence[str]) -> list[tuple[Any, list[str]]]:
+    """Typed config and overrides of each run; all are composed, and so checked, before any starts."""
+    from poseidon.config.compose import compose
+
+    taken = [argument for argument in argv if argument.startswith(("comm=", "trainer.global_batch=", "-"))]
+    if taken:
+        raise UserError(f"{taken[0]} cannot be given: the demo runs {', '.join(COMMS)}; see poseidon demo --help")
+    configs = []
+    for comm in COMMS:
+        overrides = [*SETTINGS, *argv, f"comm={comm}"]
+        config = compose("train", overrides)
+        if comm == "single":
+            overrides.append(f"trainer.global_batch={config.cluster.nodes * config.trainer.batch_size}")
+            config = compose("train", overrides)
+        configs.append((config, overrides))
+    return configs
+
+
+def table(summaries: Sequence[dict[str, Any]]) -> Table:
+    """A row per run."""
+    from rich.table import Table
+
+    first = summaries[-1]
+    result = Table(title=f"{first['model']} on {first['dataset']}, global batch of {first['global_batch']} rows")
+    result.add_column("comm")
+    for heading in ("nodes", "accuracy", "training loss", "images/s", "MB sent per iteration and node"):
+        result.add_column(heading, justify="right")
+    result.add_column("replicas")
+    for summary in summaries:
+        several = summary["nodes"] > 1
+        sent = max(summary["bytes_sent_per_iteration"]) / 1e6
+        computed = " (computed)" if several and summary["bytes_source"] == "computed" else ""
+        result.add_row(
+            summary["comm"],
+            str(summary["nodes"]),
+            f"{summary['eval_accuracy']:.2%}",
+            f"{summary['train_loss']:.4f}",
+            f"{summary['images_per_second']:,.0f}",
+            f"{sent:.3f}{computed}" if several else "-",
+            _replicas(summary["replica_digests"]),
+        )
+    return result
+
+
+def spread(summaries: Sequence[dict[str, Any]]) -> float:
+    """Largest minus smallest accuracy."""
+    accuracies = [summary["eval_accuracy"] for summary in summaries]
+    return float(max(accuracies) - min(accuracies))
+
+
+def _replicas(digests: Sequence[str]) -> str:
+    if len(digests) == 1:
+        return f"one ({digests[0][:8]})"
+    return f"identical ({digests[0][:8]})" if len(set(digests)) == 1 else "DIFFER"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
