@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     gap = spread(summaries)
     console.print(f"accuracies lie within {gap * 100:.2f} points; every run's records: {folder}", markup=False)
     if gap > LARGEST_GAP:
-        print(f"poseidon demo: accuracies are {gap * 100:.2f} points apart, more than 0.5", file=sys.stderr)
+        print(f"poseidon demo: accuracies are {gap * 100:.2f} points apart, over 0.5", file=sys.stderr)
         return 1
     return 0
 
@@ -86,22 +86,24 @@ def table(summaries: Sequence[dict[str, Any]]) -> Table:
     from rich.table import Table
 
     first = summaries[-1]
-    result = Table(title=f"{first['model']} on {first['dataset']}, global batch of {first['global_batch']} rows")
+    result = Table(
+        title=f"{first['model']} on {first['dataset']}, global batch of {first['global_batch']} rows",
+        caption="MB sent: per iteration and node; * computed, as PyTorch's DDP does not count",
+    )
     result.add_column("comm")
-    for heading in ("nodes", "accuracy", "training loss", "images/s", "MB sent per iteration and node"):
+    for heading in ("nodes", "accuracy", "loss", "images/s", "MB sent"):
         result.add_column(heading, justify="right")
     result.add_column("replicas")
     for summary in summaries:
         several = summary["nodes"] > 1
-        sent = max(summary["bytes_sent_per_iteration"]) / 1e6
-        computed = " (computed)" if several and summary["bytes_source"] == "computed" else ""
+        speed, sent = summary["images_per_second"], max(summary["bytes_sent_per_iteration"]) / 1e6
         result.add_row(
             summary["comm"],
             str(summary["nodes"]),
             f"{summary['eval_accuracy']:.2%}",
             f"{summary['train_loss']:.4f}",
-            f"{summary['images_per_second']:,.0f}",
-            f"{sent:.3f}{computed}" if several else "-",
+            f"{speed:,.0f}" if speed is not None else "-",
+            f"{sent:.3f}{'*' if summary['bytes_source'] == 'computed' else ''}" if several else "-",
             _replicas(summary["replica_digests"]),
         )
     return result
@@ -115,8 +117,8 @@ def spread(summaries: Sequence[dict[str, Any]]) -> float:
 
 def _replicas(digests: Sequence[str]) -> str:
     if len(digests) == 1:
-        return f"one ({digests[0][:8]})"
-    return f"identical ({digests[0][:8]})" if len(set(digests)) == 1 else "DIFFER"
+        return f"{digests[0][:8]}"
+    return f"{digests[0][:8]}, identical" if len(set(digests)) == 1 else "DIFFER"
 
 
 if __name__ == "__main__":

@@ -72,8 +72,7 @@ def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Job
         raise
     finally:
         display.close()
-        # A run that did not come to its end has at least said how far it was.
-        measured = read_json(run_dir / "result.json") or display.last
+        measured = read_json(run_dir / "result.json") or _so_far(display.last)
         summary = summaries.end(summary, status, error, measured)
         write_json(run_dir / SUMMARY, summary)
     _conclude(display.console, summary, run_dir)
@@ -113,6 +112,12 @@ def _write_spec(config: TrainConfig, overrides: Sequence[str], run_dir: Path) ->
     for name, content in (("config", to_plain(config)), ("overrides", list(overrides))):
         write_text(run_dir / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(content)))
     return spec
+
+
+def _so_far(progress: dict[str, Any]) -> dict[str, Any]:
+    """What a run that did not come to its end has said of itself; no speed, which would be a mere glimpse."""
+    known = {"iterations": progress.get("iteration")}
+    return known | {key: progress.get(key) for key in ("train_loss", "eval_accuracy", "eval_loss")}
 
 
 def _conclude(console: Console, summary: dict[str, Any], run_dir: Path) -> None:

@@ -95,7 +95,7 @@ class Display:
         self._bar.update(self._task, completed=record["iteration"], description=describe(record))
 
     def _print(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, highlight=False)
 
 
 def describe(record: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from poseidon.config.schema import ClusterConfig, Comm, Part, TrainConfig
 from poseidon.errors import UserError
 from poseidon.tracking.folder import read_json
+from poseidon.training import progress
 from poseidon.training.job import run_job
 
 PARTS = '''
@@ -152,6 +154,25 @@ def test_a_run_of_one_process_goes_on_with_two_under_ddp_to_the_same_result(conf
     assert found["eval_loss"] == pytest.approx(whole["eval_loss"], rel=1e-3)
     assert found["stall_seconds"] is None  # nobody can see it
     assert found["bytes_source"] == "computed"
+
+
+def test_interrupted_after_a_while_says_how_far_it_was(config, tmp_path, monkeypatch):
+    def on_line(self, rank, stream, text):
+        record = progress.parse(text)
+        if record is not None:
+            self.last.update(record)
+            if "eval_accuracy" in record:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(progress.Display, "on_line", on_line)
+    config.trainer.epochs = 10_000
+    outcome = run_job(config, [], tmp_path / "run")
+    assert outcome.exit_code == 130
+    summary = read_json(tmp_path / "run" / "summary.json")
+    assert summary["status"] == "interrupted"
+    assert summary["iterations"] >= 32
+    assert summary["eval_accuracy"] > 0.3
+    assert summary["replica_digests"] is None
 
 
 def test_users_code_that_fails_leaves_a_summary(config, tmp_path, capfd):
