@@ -1,0 +1,74 @@
+"""Noise in any shape, for measuring speed: the labels have nothing to do with the images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from poseidon.errors import UserError
+
+#: Images are windows of one buffer of noise, at one of so many places.
+_PLACES = 1 << 16
+
+
+class Noise(Dataset[tuple[Tensor, int]]):
+    """``size`` rows of (image of standard normal float32, class).
+
+    A row costs nothing to make, so that it is the training which is measured: image ``i`` is a view into a
+    buffer of noise, made on first use in each process, at a place that depends on seed and ``i``.
+    """
+
+    def __init__(self, shape: Sequence[int], classes: int, size: int, seed: int) -> None:
+        self.shape = tuple(shape)
+        self.classes = classes
+        self.size = size
+        self.seed = seed
+        self._buffer: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        if self._buffer is None:
+            generator = torch.Generator().manual_seed(self.seed)
+            self._buffer = torch.randn(math.prod(self.shape) + _PLACES, generator=generator)
+        mixed = _mix(self.seed, index)
+        place = mixed % _PLACES
+        image = self._buffer[place : place + math.prod(self.shape)].view(self.shape)
+        return image, (mixed >> 16) % self.classes
+
+
+def synthetic(
+    image_shape: Sequence[int], classes: int, size: int = 2048, eval_size: int = 256, seed: int = 0
+) -> tuple[Noise, Noise]:
+    """(train, evaluation) of ``size`` and ``eval_size`` rows; the same for the same seed everywhere.
+
+    Args:
+        image_shape: of one row, as a rule channels, height and width.
+
+    Raises:
+        UserError: an argument is out of range.
+    """
+    if not image_shape or not all(isinstance(side, int) and side > 0 for side in image_shape):
+        raise UserError(f"image_shape must be positive whole numbers, is {list(image_shape)}")
+    for name, value in (("classes", classes), ("size", size), ("eval_size", eval_size)):
+        if value < 1:
+            raise UserError(f"{name}={value} must be at least 1")
+    if seed < 0:
+        raise UserError(f"seed={seed} must not be negative")
+    return Noise(image_shape, classes, size, 2 * seed), Noise(image_shape, classes, eval_size, 2 * seed + 1)
+
+
+def _mix(seed: int, index: int) -> int:
+    """A 64-bit number that looks random (the finaliser of splitmix64)."""
+    mask = (1 << 64) - 1
+    z = ((index + 1) * 0x9E3779B97F4A7C15 + seed * 0xD1342543DE82EF95) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)

@@ -1,0 +1,64 @@
+"""How large each network's maps are for a given input, without torch: for building them, and for refusing an
+input that is too small before anything is started."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poseidon.errors import UserError
+
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A convolution or pooling: square, in pixels. Caffe rounds up how often a pooling window fits (``ceil``)."""
+
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    ceil: bool = False
+
+    def __call__(self, side: int) -> int:
+        """Side of the output; 0 if the window does not fit."""
+        span = side + 2 * self.padding - self.kernel
+        if span < 0:
+            return 0
+        return (math.ceil if self.ceil else math.floor)(span / self.stride) + 1
+
+
+_CONV5 = Window(5)
+_CONV5_SAME = Window(5, padding=2)
+_POOL2 = Window(2, 2, ceil=True)
+_POOL3 = Window(3, 2, ceil=True)
+
+#: Convolutions and poolings in their order, without those that keep the size; then channels of the last map.
+LAYOUT: dict[str, tuple[tuple[Window, ...], int]] = {
+    "lenet": ((_CONV5, _POOL2, _CONV5, _POOL2), 50),
+    "cifar10_quick": ((_CONV5_SAME, _POOL3, _CONV5_SAME, _POOL3, _CONV5_SAME, _POOL3), 64),
+    "alexnet": ((Window(11, 4), _POOL3, _POOL3, _POOL3), 256),
+}
+
+
+def features(network: str, shape: Shape) -> int:
+    """Inputs of the first linear layer of ``network`` for images of ``shape`` (channels, height, width).
+
+    Raises:
+        UserError: not an image's shape, or too small for the network.
+    """
+    if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
+        raise UserError(f"{network} needs images: dataset.shape must be [channels, height, width], is {list(shape)}")
+    windows, channels = LAYOUT[network]
+    height, width = (_through(windows, side) for side in shape[1:])
+    if not height * width:
+        least = next(side for side in range(1, 1000) if _through(windows, side))
+        raise UserError(f"{network} needs images of at least {least}x{least}; dataset.shape says {shape[1]}x{shape[2]}")
+    return channels * height * width
+
+
+def _through(windows: Sequence[Window], side: int) -> int:
+    for window in windows:
+        side = window(side)
+    return side
