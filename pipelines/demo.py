@@ -118,7 +118,7 @@ def spread(summaries: Sequence[dict[str, Any]]) -> float:
 def _replicas(digests: Sequence[str]) -> str:
     if len(digests) == 1:
         return f"{digests[0][:8]}"
-    return f"{digests[0][:8]}, identical" if len(set(digests)) == 1 else "DIFFER"
+    return f"{digests[0][:8]} on all" if len(set(digests)) == 1 else "DIFFER"
 
 
 if __name__ == "__main__":

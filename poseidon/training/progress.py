@@ -82,32 +82,34 @@ class Display:
     def _live(self, record: dict[str, Any]) -> None:
         if self._bar is None:
             self._bar = Progress(
-                TextColumn("training"),
-                BarColumn(bar_width=20),
+                BarColumn(bar_width=8),
                 MofNCompleteColumn(),
                 TextColumn("{task.description}"),
-                TimeRemainingColumn(),
+                TimeRemainingColumn(compact=True),
                 console=self.console,
                 transient=True,
             )
             self._bar.start()
             self._task = self._bar.add_task("", total=record["total"])
-        self._bar.update(self._task, completed=record["iteration"], description=describe(record))
+        self._bar.update(self._task, completed=record["iteration"], description=_figures(record))
 
     def _print(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
 
 
 def describe(record: dict[str, Any]) -> str:
-    """The figures of a progress record, e.g. ``epoch 1.2  loss 0.31  840 images/s  12.0 MB/s  stall 8 %``."""
-    parts = [f"epoch {record['epoch']:.1f}"]
+    """A progress record in words: ``epoch 1.2  loss 0.31  840 images/s  12.0 MB/s  stall 8%``."""
+    return f"epoch {record['epoch']:.1f}  {_figures(record)}"
+
+
+def _figures(record: dict[str, Any]) -> str:
+    parts = []
     if record.get("train_loss") is not None:
         parts.append(f"loss {record['train_loss']:.4g}")
     if record.get("images_per_second") is not None:
         parts.append(f"{record['images_per_second']:,.0f} images/s")
-    if record.get("mb_per_second") is not None:
+    if record.get("mb_per_second"):  # neither unknown (ddp) nor nothing (single)
         parts.append(f"{record['mb_per_second']:.1f} MB/s")
-    if record.get("stall_share") is not None:
         parts.append(f"stall {record['stall_share']:.0%}")
     return "  ".join(parts)
 

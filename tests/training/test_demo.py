@@ -50,7 +50,7 @@ def test_compares_four_runs_over_the_same_global_batches(demo, monkeypatch, tmp_
     assert len({run_dir.parent for _, run_dir in asked}) == 1
     shown = capsys.readouterr().out
     assert shown.count("97.00%") == 4
-    assert shown.count("abcdef01, identical") == 3
+    assert shown.count("abcdef01 on all") == 3
     assert "1.000*" in shown
     assert str(asked[0][1].parent) in shown
 

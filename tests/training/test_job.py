@@ -199,6 +199,7 @@ def test_a_part_that_cannot_be_built_is_one_line(config, tmp_path, capfd):
     assert "model" in outcome.summary["error"]
 
 
+@pytest.mark.slow  # its logic is in test_loop.py
 def test_replicas_that_differ_fail_the_run(config, tmp_path, capfd):
     config.model = Part.of("model", {"_target_": "job_parts.Forked"})
     outcome = run_job(config, [], tmp_path / "run")
