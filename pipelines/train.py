@@ -9,11 +9,25 @@ from pathlib import Path
 from poseidon.config.app import Result, run
 from poseidon.config.check import check_train
 from poseidon.config.schema import TrainConfig
+from poseidon.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs ``poseidon train`` and gives its exit code."""
-    return run("train", argv, _train, check_train)
+    return run("train", argv, _train, _check)
+
+
+def _check(config: TrainConfig) -> None:
+    from poseidon import models
+    from poseidon.training.job import find_checkpoint
+
+    check_train(config)
+    try:
+        models.check(config.model)
+    except UserError as error:
+        raise UserError(f"model: {error}") from error
+    if config.trainer.resume is not None:
+        find_checkpoint(config.trainer.resume)
 
 
 def _train(config: TrainConfig, overrides: list[str], folder: Path) -> Result:

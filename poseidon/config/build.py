@@ -27,7 +27,7 @@ def build(node: Mapping[str, Any], *args: Any, key: str | None = None) -> Any:
         UserError: in one line that names the config key: no ``_target_``, it cannot be imported, or it
             refused its arguments (TypeError, ValueError). What else the target raises comes through as it is.
     """
-    part = Part.of(key or getattr(node, "key", ""), node)
+    part = Part.of(key or str(getattr(node, "key", "")), node)
     if not part.target:
         raise UserError(f"{_dotted(part.key, '_target_')} is not set: name a class or function, package.module.Name")
     from hydra.errors import InstantiationException

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from poseidon.config.explain import explain, explain_missing
+from poseidon.config.explain import explain, unknown_key
 from poseidon.config.paths import conf_dir
 from poseidon.errors import UserError
 
@@ -90,23 +93,81 @@ def compose(
     """
     from hydra import compose as hydra_compose
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
     from poseidon.config.store import register
 
     register()
-    with _hydra(folder):
+    yaml: Any = import_module("yaml")  # has no types
+    with _hydra():
+        given = [*_searchpath(overrides, folder), *overrides]
         try:
-            cfg = hydra_compose(config_name, overrides=list(overrides))
-            absent = sorted(OmegaConf.missing_keys(cfg))
+            cfg = hydra_compose(config_name, overrides=given, return_hydra_config=True)
+            choices = dict(cfg.hydra.runtime.choices)
+            with open_dict(cfg):
+                del cfg["hydra"]
+            absent = _missing(OmegaConf.to_container(cfg))
             if absent and missing:
                 return None
             if absent:
-                raise UserError(explain_missing(absent, cfg))
-            return OmegaConf.to_object(cfg)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(explain(error)) from error
+                raise UserError(_describe_missing(absent[0], choices, folder))
+            config = OmegaConf.to_object(cfg)
+            _refuse_unknown(config)
+            return config
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+            line = explain(error, overrides, lambda key: _names(config_name, given, key))
+            raise UserError(line) from error
+
+
+def _refuse_unknown(config: Any, prefix: str = "") -> None:
+    """``+group.key=value`` goes past the schema: closed groups take no other keys all the same."""
+    known = [field.name for field in dataclasses.fields(config)]
+    for name, value in vars(config).items():
+        if name not in known:
+            raise UserError(unknown_key(f"{prefix}{name}", known))
+        if dataclasses.is_dataclass(value):
+            _refuse_unknown(value, f"{prefix}{name}.")
+
+
+def _missing(value: Any, key: str = "") -> list[str]:
+    """Keys that are ``???``, interpolations not followed."""
+    if isinstance(value, dict):
+        return [found for name, item in value.items() for found in _missing(item, f"{key}.{name}" if key else name)]
+    return [key] if value == "???" else []
+
+
+def _describe_missing(key: str, choices: Mapping[str, Any], folder: Path | None) -> str:
+    """Names the key, and quotes the first comment of the file that wants it."""
+    group = key.partition(".")[0]
+    choice = choices.get(group)
+    line = f"{key} has no value: give one, {key}=..."
+    for root in (folder, conf_dir()):
+        file = root / group / f"{choice}.yaml" if root and choice else None
+        if file and file.is_file():
+            first = file.read_text(encoding="utf-8").partition("\n")[0]
+            about = f" ({first.lstrip('# ')})" if first.startswith("#") else ""
+            return f"{line}; {group}={choice} needs it{about}"
+    return line
+
+
+def _names(config_name: str, overrides: Sequence[str], key: str) -> list[str]:
+    """Keys of a group, of the config as it would be without the overrides of single keys."""
+    from hydra import compose as hydra_compose
+    from omegaconf import DictConfig, OmegaConf
+
+    def chooses(override: str) -> bool:
+        name, equals, _ = override.partition("=")
+        return bool(equals) and (name == "hydra.searchpath" or ("." not in name and not name.startswith(("+", "~"))))
+
+    for kept in ([o for o in overrides if chooses(o)], []):
+        try:
+            cfg = hydra_compose(config_name, overrides=kept, return_hydra_config=key.partition(".")[0] == "hydra")
+        except Exception:  # only to say more about an error that is there already
+            continue
+        node = OmegaConf.select(cfg, key) if key else cfg
+        return [str(name) for name in node if not str(name).startswith("_")] if isinstance(node, DictConfig) else []
+    return []
 
 
 def _jobs(line: CommandLine) -> Iterator[list[str]]:
@@ -132,7 +193,7 @@ def _parsed(overrides: Sequence[str]) -> list[Any]:
     try:
         return list(OverridesParser.create().parse_overrides(list(overrides)))
     except OverrideParseException as error:
-        raise UserError(explain(error)) from error
+        raise UserError(explain(error, overrides)) from error
 
 
 def _values(override: Any) -> Sequence[str | None]:
@@ -145,25 +206,25 @@ def _values(override: Any) -> Sequence[str | None]:
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
-class _hydra:
-    """Hydra's compose API on our configs and those of ``folder``, whatever was initialised before."""
+def _searchpath(overrides: Sequence[str], folder: Path | None) -> list[str]:
+    """``--config-dir`` as the override that the compose API knows, together with the user's own."""
+    if folder is None:
+        return []
+    own = [o.value() for o in _parsed(overrides) if o.key_or_group == "hydra.searchpath"]
+    paths = [f"file://{folder}", *(own[-1] if own and isinstance(own[-1], list) else [])]
+    quoted = ",".join("'" + str(path).replace("'", r"\'") + "'" for path in paths)
+    return [f"hydra.searchpath=[{quoted}]"]
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
 
-    def __enter__(self) -> None:
-        from hydra import initialize_config_dir
-        from hydra.core.global_hydra import GlobalHydra
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Hydra's compose API on our configs, whatever was initialised before."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
 
-        GlobalHydra.instance().clear()
-        self._context = initialize_config_dir(str(conf_dir()), version_base="1.3")
-        self._context.__enter__()
-        if self._folder is not None:
-            state = GlobalHydra.instance()
-            state.config_loader().get_search_path().append("command-line", f"file://{self._folder}")
-
-    def __exit__(self, *error: Any) -> None:
-        self._context.__exit__(*error)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        yield
 
 
 class _Parser(argparse.ArgumentParser):
