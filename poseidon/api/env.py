@@ -38,12 +38,12 @@ class JobEnv:
 def read_env(environ: Mapping[str, str] | None = None) -> JobEnv:
     """Raises UserError when a variable is missing or no number, naming it."""
     env = os.environ if environ is None else environ
-    if "RANK" not in env and "WORLD_SIZE" not in env:
+    if not env.get("RANK") and not env.get("WORLD_SIZE"):
         return JobEnv()
-    missing = [name for name in ("RANK", "WORLD_SIZE") if name not in env]
+    missing = [name for name in ("RANK", "WORLD_SIZE") if not env.get(name)]
     world_size = _number(env, "WORLD_SIZE", 1)
     if world_size > 1:
-        missing += [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
+        missing += [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
     if missing:
         raise UserError(
             f"{' and '.join(missing)} not set, but RANK or WORLD_SIZE is: start with torchrun or poseidon train"
@@ -51,14 +51,21 @@ def read_env(environ: Mapping[str, str] | None = None) -> JobEnv:
     rank = _number(env, "RANK", 0)
     if not 0 <= rank < world_size:
         raise UserError(f"RANK={rank} is outside WORLD_SIZE={world_size}")
+    address = env.get("MASTER_ADDR") or "127.0.0.1"
+    port = _number(env, "MASTER_PORT", 0)
+    if world_size > 1 and not 1 <= port <= 65535:
+        raise UserError(f"MASTER_PORT={port} is not a port (1 to 65535)")
+    local_world_size = _number(env, "LOCAL_WORLD_SIZE", world_size if is_loopback(address) else 1)
+    if not 1 <= local_world_size <= world_size:
+        raise UserError(f"LOCAL_WORLD_SIZE={local_world_size} is outside 1 to WORLD_SIZE={world_size}")
     return JobEnv(
         rank,
         world_size,
-        _number(env, "LOCAL_RANK", 0),
-        _number(env, "LOCAL_WORLD_SIZE", 0) or (world_size if is_loopback(env.get("MASTER_ADDR", "127.0.0.1")) else 1),
-        env.get("MASTER_ADDR", "127.0.0.1"),
-        _number(env, "MASTER_PORT", 0),
-        _number(env, "POSEIDON_STORE_FD", -1) if "POSEIDON_STORE_FD" in env else None,
+        _number(env, "LOCAL_RANK", rank % local_world_size),
+        local_world_size,
+        address,
+        port,
+        _number(env, "POSEIDON_STORE_FD", -1) if env.get("POSEIDON_STORE_FD") else None,
         _number(env, "TORCHELASTIC_RESTART_COUNT", 0),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import socket
 import time
@@ -14,28 +15,54 @@ import torch
 import torch.distributed as dist
 
 from poseidon.api.env import JobEnv, gloo_on_loopback
-from poseidon.errors import PoseidonError
-from poseidon.transport import ZmqEndpoint
+from poseidon.errors import PoseidonError, UserError
+from poseidon.transport import ZmqEndpoint, is_loopback
+
+log = logging.getLogger("poseidon")
 
 #: How long ranks may take to appear: importing torch on a loaded machine takes its time.
 START_SECONDS = 120.0
+#: Silence after which a wait says what it waits for.
+WARN_SECONDS = 30.0
 _POLL = timedelta(seconds=1)
+
+#: Raises when nothing can come from a rank any more: (rank, what it owes, has it come by now?).
+Check = Callable[[int, str, Callable[[], bool]], None]
+
+
+def _nothing(rank: int, what: str, came: Callable[[], bool]) -> None: ...
 
 
 def join(job: JobEnv, device: torch.device) -> Any:
-    """Join torch's default process group unless the script has, and return its store."""
+    """Join torch's default process group unless the script has, and return a store of this session's own.
+
+    Raises:
+        PoseidonError: not all ranks came, or the store cannot be reached.
+    """
     if not dist.is_initialized():
         if job.one_host:
             gloo_on_loopback()
         backend = "nccl" if device.type == "cuda" and _gpu_each(job) else "gloo"
-        timeout = timedelta(seconds=START_SECONDS)
-        if job.store_fd is not None or job.master_port == 0:
-            store = _own_store(job, timeout)
-            dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world_size)
-        else:
-            dist.init_process_group(backend, rank=job.rank, world_size=job.world_size)
+        try:
+            _init(job, backend)
+        except dist.DistError as error:
+            raise PoseidonError(
+                f"rank {job.rank} of {job.world_size} cannot join the job at {job.master_addr}:{job.master_port}: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
     store = dist.distributed_c10d._get_default_store()
-    return dist.PrefixStore(f"poseidon/{job.attempt}", store)
+    # A restarted job, or a second session in one process, must not meet the leftovers of its predecessor.
+    store = dist.PrefixStore(f"poseidon/{job.attempt}", store)
+    return dist.PrefixStore(str(store.add(f"sessions/{job.rank}", 1)), store)
+
+
+def _init(job: JobEnv, backend: str) -> None:
+    timeout = timedelta(seconds=START_SECONDS)
+    if job.store_fd is not None or job.master_port == 0:
+        store = _own_store(job, timeout)
+        dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world_size)
+    else:
+        dist.init_process_group(backend, rank=job.rank, world_size=job.world_size)
 
 
 def _own_store(job: JobEnv, timeout: timedelta) -> Any:
@@ -69,51 +96,74 @@ def connect(job: JobEnv, store: Any, endpoint: ZmqEndpoint) -> None:
     if job.rank == 0:
         store.set("token", secrets.token_hex(16))
     store.set(f"endpoint/{job.rank}", endpoint.contact)
-    contacts = [
-        get(store, f"endpoint/{rank}", rank, "its endpoint", START_SECONDS, lambda: None)
-        for rank in range(job.world_size)
-    ]
-    token = bytes.fromhex(get(store, "token", 0, "the job's token", START_SECONDS, lambda: None))
+    contacts = [get(store, f"endpoint/{rank}", rank, "its endpoint", START_SECONDS) for rank in range(job.world_size)]
+    token = bytes.fromhex(get(store, "token", 0, "the job's token", START_SECONDS))
     endpoint.connect(contacts, token, START_SECONDS)
 
 
-def get(store: Any, key: str, rank: int, what: str, timeout: float, check: Callable[[], None]) -> str:
+def get(store: Any, key: str, rank: int, what: str, timeout: float, check: Check = _nothing) -> str:
     """A value that `rank` will put into the store.
 
     Args:
-        check: called every second; raises when the run has failed meanwhile.
+        check: called every second; raises when the run has failed meanwhile, or `rank` has left.
 
     Raises:
         PoseidonError: not there after `timeout` seconds; names the rank.
     """
-    end = time.monotonic() + timeout
+    start = time.monotonic()
+    warn = start + WARN_SECONDS
     while True:
         try:
             store.wait([key], _POLL)
             return str(store.get(key), "utf-8")
         except dist.DistStoreError as error:
-            check()
-            if time.monotonic() > end:
+            check(rank, what, lambda: bool(store.check([key])))
+            now = time.monotonic()
+            if now > start + timeout:
                 raise PoseidonError(f"rank {rank} has not given {what} within {timeout:.0f} s") from error
+            if now > warn:
+                log.warning("has waited %.0f s for rank %d: %s", now - start, rank, what)
+                warn = now + WARN_SECONDS
         except dist.DistNetworkError as error:
             raise PoseidonError(f"the job's store is gone while waiting for rank {rank}: {what}") from error
 
 
 def _address_towards(host: str) -> str:
-    """The address of the interface by which this host reaches rank 0 (no packet is sent)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        return str(probe.getsockname()[0])
+    """The address of the interface by which this host reaches rank 0 (no packet is sent).
+
+    Raises:
+        UserError: `host` has no address, or only one that other hosts cannot reach.
+    """
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            address = str(probe.getsockname()[0])
+    except OSError as error:
+        raise UserError(f"MASTER_ADDR={host} cannot be reached from this host: {error}") from None
+    if is_loopback(address):
+        # Debian's /etc/hosts maps a host's own name to 127.0.1.1.
+        raise UserError(
+            f"MASTER_ADDR={host} is {where[0]} on this host, where other hosts cannot reach it: give the address "
+            "of an interface instead"
+        )
+    return address
 
 
-def gather(store: Any, job: JobEnv, number: int, value: Any, timeout: float, check: Callable[[], None]) -> list[Any]:
+def gather(store: Any, job: JobEnv, number: int, value: Any, timeout: float, check: Check = _nothing) -> list[Any]:
     """Every rank's value, in rank order. `number` counts the calls, equal on all ranks."""
     store.set(f"gather/{number}/{job.rank}", json.dumps(value))
+    what = f"its value of gather {number}"
     result = [
-        json.loads(get(store, f"gather/{number}/{rank}", rank, f"its value of gather {number}", timeout, check))
-        for rank in range(job.world_size)
+        json.loads(get(store, f"gather/{number}/{rank}", rank, what, timeout, check)) for rank in range(job.world_size)
     ]
+    # The store lives in rank 0's process, which may end after this: not before everyone has read.
+    store.set(f"read/{number}/{job.rank}", "")
+    if job.rank == 0:
+        for rank in range(job.world_size):
+            get(store, f"read/{number}/{rank}", rank, f"its receipt of gather {number}", timeout, check)
     if number >= 2:
         # Everyone is past gather number - 1, so nobody will read number - 2 any more.
         store.delete_key(f"gather/{number - 2}/{job.rank}")
+        store.delete_key(f"read/{number - 2}/{job.rank}")
     return result

@@ -181,8 +181,8 @@ class Session:
         if self.world_size == 1:
             return [value]
         self._gathers += 1
-        check = self._exchange.check if self._exchange is not None else lambda: None
-        return rendezvous.gather(self._store, self._job, self._gathers, value, self.timeout, check)
+        check = {} if self._exchange is None else {"check": self._exchange.check_for}
+        return rendezvous.gather(self._store, self._job, self._gathers, value, self.timeout, **check)
 
     def barrier(self) -> None:
         self.gather(None)
@@ -292,7 +292,11 @@ def init(
     store = rendezvous.join(job, place)
     session = Session(job, place, store=store, endpoint=endpoint, timeout=timeout)
     session._owns_process_group = owns
-    rendezvous.connect(job, store, endpoint)
+    try:
+        rendezvous.connect(job, store, endpoint)
+    except BaseException:
+        session.close()
+        raise
     log.debug("rank %d joined %d ranks in %.1f s", job.rank, job.world_size, time.monotonic() - start)
     atexit.register(session.close)
     return session

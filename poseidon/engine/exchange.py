@@ -25,6 +25,11 @@ log = logging.getLogger("poseidon")
 WARN_SECONDS = 30.0
 #: How often a wait looks whether a peer has left in the meantime.
 POLL_SECONDS = 1.0
+#: A server that has not answered may itself wait for a third rank, and then says so when its own time is up.
+#: Who waits for a server's answer alone gives it this much longer (share of the timeout, and seconds).
+PATIENCE, PATIENCE_SECONDS = 0.1, 1.0
+#: How the description of such an answer begins.
+SECOND_HAND = "pull"
 _RANK = struct.Struct("<H")
 
 TrafficKey = tuple[int, int, int, Kind, int]
@@ -60,6 +65,7 @@ class Exchange:
         self.failure: PoseidonError | None = None
         self.traffic = Traffic()
         self._receivers: dict[tuple[int, int], Receiver] = {}
+        self._shut: set[tuple[int, int]] = set()
         self._early: dict[tuple[int, int], list[tuple[Header, memoryview]]] = defaultdict(list)
         self._mail: dict[tuple[Kind, int, int, int], SimpleQueue[Any]] = {}
         self._waiting: set[SimpleQueue[Any]] = set()
@@ -70,25 +76,34 @@ class Exchange:
     # --- endpoint's thread -------------------------------------------------------------------------------------
 
     def on_message(self, header: Header, payload: memoryview) -> None:
+        self.guarded(partial(self._route, header, payload), f"cannot use {_what(header)}")
+
+    def _route(self, header: Header, payload: memoryview) -> None:
         match header.kind:
             case Kind.BYE:
                 # One on each of the two connections: all that was sent before has arrived after both.
                 self._byes[header.rank] += 1
                 if self._byes[header.rank] == 2:
                     self._left.add(header.rank)
-                    self._on_left(header.rank)
+                    self._wake()
             case Kind.ABORT:
-                lost = _RANK.unpack_from(payload)[0]
-                self._fail(PeerLostError(lost, str(payload[_RANK.size :], "utf-8")), tell=False)
+                self._on_abort(_RANK.unpack_from(payload)[0], str(payload[_RANK.size :], "utf-8", "replace"))
             case Kind.TEXT | Kind.STATE:
                 self._box(header.kind, header.model, header.unit, header.rank).put((header, payload))
             case _:
-                receiver = self._receivers.get((header.model, header.plan))
+                key = (header.model, header.plan)
                 self.traffic.received[Traffic.key(header, header.rank)] += payload.nbytes
-                if receiver is None:
-                    self._early[header.model, header.plan].append((header, payload))
-                else:
-                    self.guarded(lambda: receiver.on_message(header, payload), _what(header))
+                if key in self._receivers:
+                    self._receivers[key].on_message(header, payload)
+                elif key not in self._shut:
+                    self._early[key].append((header, payload))
+
+    def _on_abort(self, lost: int, text: str) -> None:
+        """A peer ended the run because of `lost`. If that is this rank, it was slow or misunderstood, not dead."""
+        if lost == self.rank:
+            self._fail(PoseidonError(f"rank {self.rank}: the other ranks gave up on this one: {text}"), tell=False)
+        else:
+            self._fail(PeerLostError(lost, text), tell=False)
 
     def _box(self, kind: Kind, model: int, tag: int, peer: int) -> SimpleQueue[Any]:
         # setdefault: both threads may be the first to ask for a box.
@@ -99,14 +114,16 @@ class Exchange:
         try:
             call()
         except Exception as error:
-            self._fail(PoseidonError(f"rank {self.rank}: {what}: {type(error).__name__}: {error}"))
+            self._fail(_named(self.rank, what, error))
 
     def on_lost(self, rank: int, reason: str) -> None:
         if rank not in self._left:
             self._fail(PeerLostError(rank, f"rank {rank} was lost: {reason}"))
 
-    def _on_left(self, rank: int) -> None:
-        """A peer has ended in an orderly way: an error only for who still waits for it."""
+    def on_error(self, error: Exception) -> None:
+        self._fail(_named(self.rank, "communication failed", error))
+
+    def _wake(self) -> None:
         for queue in self._waiting:
             queue.put(None)
 
@@ -114,14 +131,18 @@ class Exchange:
         if self.failure is not None:
             return
         self.failure = error
-        if tell:
-            lost = error.rank if isinstance(error, PeerLostError) else self.rank
-            payload = _RANK.pack(lost) + str(error).encode()
-            for peer in range(self.world_size):
-                if peer not in (self.rank, lost):
+        self._wake()
+        if not tell:
+            return
+        lost = error.rank if isinstance(error, PeerLostError) else self.rank
+        payload = _RANK.pack(lost) + str(error).encode()
+        for peer in range(self.world_size):
+            if peer != self.rank:
+                # Also to the lost one: if it lives, it must not find somebody else to blame.
+                try:
                     self.endpoint.send(peer, Header(Kind.ABORT, self.rank), payload, urgent=True)
-        for queue in self._waiting:
-            queue.put(None)
+                except Exception as problem:
+                    log.warning("rank %d: cannot tell rank %d of the failure: %s", self.rank, peer, problem)
 
     def send(self, peer: int, header: Header, payload: Any) -> None:
         """Endpoint's thread only; counts payload bytes."""
@@ -137,15 +158,21 @@ class Exchange:
         """From now on `receiver` gets what comes for this plan, and first what came too early."""
 
         def install() -> None:
-            self._receivers.pop((model, plan - 1), None)
             self._receivers[model, plan] = receiver
             for header, payload in self._early.pop((model, plan), ()):
-                self.guarded(partial(receiver.on_message, header, payload), _what(header))
+                self.guarded(partial(receiver.on_message, header, payload), f"cannot use {_what(header)}")
 
         self.endpoint.post(install)
 
     def shut(self, model: int, plan: int) -> None:
-        self.endpoint.post(lambda: self._receivers.pop((model, plan), None))
+        """What still comes for this plan is dropped."""
+
+        def remove() -> None:
+            self._receivers.pop((model, plan), None)
+            self._early.pop((model, plan), None)
+            self._shut.add((model, plan))
+
+        self.endpoint.post(remove)
 
     def watch(self, queue: SimpleQueue[Any]) -> None:
         """Wake whoever takes from `queue` when the run fails or a peer leaves."""
@@ -174,18 +201,23 @@ class Exchange:
             PeerLostError: a rank was lost, or left, or stayed silent for `timeout` seconds.
         """
         start = time.monotonic()
-        warn = start + WARN_SECONDS
+        warn, end = start + WARN_SECONDS, start + self.timeout
         while True:
+            now = time.monotonic()
             with contextlib.suppress(Empty):
-                item = queue.get(timeout=POLL_SECONDS)
+                item = queue.get(timeout=max(0.0, min(POLL_SECONDS, warn - now, end - now)))
                 if item is not None:
                     return item
-                self.check()
-            if self._left and queue.empty():
-                self._check_left(waits_for())
+            if not queue.empty():
+                continue
+            self.check()
             now = time.monotonic()
-            if now >= start + self.timeout:
-                self._give_up(waits_for())
+            if self._left:
+                missing = waits_for()
+                if queue.empty():
+                    self._check_left(missing)
+            if now >= end:
+                end = self._give_up(waits_for(), start, now)
             if now >= warn:
                 log.warning("rank %d: has waited %.0f s for %s", self.rank, now - start, _text(waits_for()))
                 warn = now + WARN_SECONDS
@@ -196,11 +228,23 @@ class Exchange:
                 self.fail(PeerLostError(rank, f"rank {rank} ended while rank {self.rank} still waits for its {what}"))
                 self.check()
 
-    def _give_up(self, missing: Sequence[tuple[str, int]]) -> None:
-        rank = missing[0][1] if missing else self.rank
-        text = f"rank {self.rank} waited {self.timeout:.0f} s (comm.timeout) for {_text(missing)}"
-        self.fail(PeerLostError(rank, text))
+    def check_for(self, rank: int, what: str, came: Callable[[], bool]) -> None:
+        """For waits elsewhere than in `take`: raises when the run has failed, or `rank` left and owes `what`."""
         self.check()
+        if rank in self._left and not came():
+            self._check_left([(what, rank)])
+
+    def _give_up(self, missing: Sequence[tuple[str, int]], start: float, now: float) -> float:
+        """Raise, or return a new deadline if the culprit may be somebody whom only a server knows."""
+        direct = [(what, rank) for what, rank in missing if not what.startswith(SECOND_HAND)]
+        patience = max(PATIENCE_SECONDS, PATIENCE * self.timeout)
+        if missing and not direct and now < start + self.timeout + patience:
+            return start + self.timeout + patience
+        shown = [*direct, *(entry for entry in missing if entry not in direct)]
+        rank = shown[0][1] if shown else self.rank
+        self.fail(PeerLostError(rank, f"rank {self.rank} waited {now - start:.0f} s (comm.timeout) for {_text(shown)}"))
+        self.check()
+        return now
 
     def fail(self, error: PoseidonError) -> None:
         """End the run for everyone; from the training thread."""
@@ -241,8 +285,12 @@ class Exchange:
         self.endpoint.close(timeout if self.failure is None else 1.0)
 
 
+def _named(rank: int, what: str, error: Exception) -> PoseidonError:
+    return PoseidonError(f"rank {rank}: {what}: {type(error).__name__}: {error}")
+
+
 def _what(header: Header) -> str:
-    return f"cannot use {header.kind.name} from rank {header.rank} (unit {header.unit}, round {header.round})"
+    return f"{header.kind.name} from rank {header.rank} (unit {header.unit}, round {header.round})"
 
 
 def _text(missing: Sequence[tuple[str, int]]) -> str:

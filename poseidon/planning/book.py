@@ -161,25 +161,25 @@ def _group(params: Sequence[Param], merge_bytes: int, schemes: Mapping[str, Sche
 
 
 def _cut(numel: int, itemsize: int, load: list[int], kv_bytes: int, merge_bytes: int) -> tuple[KVPair, ...]:
-    """KV pairs of at most `kv_bytes`, dealt round-robin from the least loaded shard; `load` is updated.
+    """KV pairs of at most `kv_bytes`, dealt round-robin over the shards, least loaded first; `load` is updated.
 
     A tensor that gives fewer pairs than there are shards is cut finer, so that no shard is idle while
     another is full, but not below half of `merge_bytes`, where the message costs more than its bytes.
     """
     shards = len(load)
-    nbytes = numel * itemsize
-    pieces = max(1, math.ceil(nbytes / kv_bytes))
-    finest = max(1, nbytes // max(1, merge_bytes // 2))
-    pieces = max(pieces, min(shards, finest))
+    pieces = math.ceil(numel / max(1, kv_bytes // itemsize))
+    finest = numel * itemsize // max(1, merge_bytes // 2)
+    pieces = max(1, pieces, min(shards, finest))
     if pieces > shards:
         pieces = math.ceil(pieces / shards) * shards
+    pieces = max(1, min(pieces, numel))
     base, extra = divmod(numel, pieces)
-    first = min(range(shards), key=lambda rank: (load[rank], rank))
+    order = sorted(range(shards), key=lambda rank: (load[rank], rank))
     pairs = []
     offset = 0
     for index in range(pieces):
         length = base + (index < extra)
-        server = (first + index) % shards
+        server = order[index % shards]
         load[server] += length * itemsize
         pairs.append(KVPair(index, offset, length, server))
         offset += length

@@ -30,6 +30,16 @@ def sfb_floats(m: int, n: int, rows: int, workers: int) -> float:
     return 2 * rows * (workers - 1) * (m + n)
 
 
+def adam_server_floats(m: int, n: int, rows: int, workers: int) -> float:
+    """Floats at a node that only serves: factors of all workers in, the whole matrix to each (P17, table 1)."""
+    return workers * (m * n + rows * (m + n))
+
+
+def adam_worker_floats(m: int, n: int, rows: int) -> float:
+    """Floats at a node that only works: its factors up, the whole matrix down (P17, table 1)."""
+    return m * n + rows * (m + n)
+
+
 def adam_floats(m: int, n: int, rows: int, workers: int) -> float:
     """Floats at the node that owns the shard when factors go up and the whole matrix comes down (P17, table 1)."""
     return (workers - 1) * (m * n + rows * m + rows * n)

@@ -3,6 +3,7 @@
 Global gradient = sum over ranks of (n_r / N) g_r. As long as all ranks have the same n_r the weights cancel
 and only the final 1/P is multiplied in; the first different n_r switches to weights n_r and a final 1/N.
 Which of the two happens depends on the n_r in rank order alone, so the bits are the same on every rerun.
+A rank with n_r = 0 contributes nothing, whatever it sends: its gradient may be the mean over no row, NaN.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Average:
             elif self._held is not None:
                 self._held = (self._held[0], first)
         weight = 1 if self._equal else rows
-        if data is None or weight == 0:
+        if data is None or rows == 0:
             return
         out = self._buffers[self._turn]
         data = data.to(out.dtype)
@@ -82,7 +83,7 @@ class Average:
     def take(self) -> torch.Tensor | None:
         """The average, valid until the round after next is complete; None if no rank had a gradient."""
         out = self._buffers[self._turn]
-        scale = 1 / self._world_size if self._equal else 1 / sum(self._rows)
+        scale = 1 / (self._world_size if self._equal else sum(self._rows))
         result: torch.Tensor | None = out
         if self._filled:
             out.mul_(scale)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from poseidon.planning import Unit
+from poseidon.schemes.average import accumulator_dtype
 from poseidon.schemes.base import Context, Contribution
 from poseidon.schemes.memory import from_bytes, raw
 from poseidon.transport import Header, Kind
@@ -85,7 +86,9 @@ class SFB:
         self._add(header.round, header.rank, contribution)
 
     def waits_for(self) -> list[tuple[str, int]]:
-        got = self._rounds.get(self._round, {})
+        got = self._rounds.get(self._round)
+        if got is None:  # complete, or not begun
+            return []
         return [("factors", rank) for rank in range(self._context.world_size) if rank not in got]
 
     def _assemble(self, header: Header, payload: memoryview) -> torch.Tensor | None:
@@ -104,6 +107,8 @@ class SFB:
 
     def _add(self, round_: int, rank: int, contribution: Contribution) -> None:
         got = self._rounds.setdefault(round_, {})
+        if rank in got:
+            raise RuntimeError(f"rank {rank} contributed twice to one round")
         got[rank] = contribution
         if len(got) == self._context.world_size:
             del self._rounds[round_]
@@ -115,21 +120,23 @@ def reconstruct(contributions: Sequence[Contribution], shape: torch.Size, dtype:
 
     One multiplication of the concatenated factors, then dense parts: the same operations on the same bytes
     on every rank, hence the same bits. Factors narrower than `dtype` (autocast) are multiplied as they are,
-    as one process under autocast would.
+    as one process under autocast would. A rank without rows contributes nothing, whatever it sent.
     """
     m, n = shape
     rows = [c.rows for c in contributions]
     equal = len(set(rows)) == 1
-    weights = [1 / len(rows) if equal else r / sum(rows) for r in rows]
-    result: torch.Tensor | None = None
-    parts = [(c, w) for c, w in zip(contributions, weights, strict=True) if c.factors is not None]
-    if parts:
-        result = _multiply(parts, m, n).to(dtype)
-    for c, weight in zip(contributions, weights, strict=True):
-        if c.dense is not None and weight:
-            part = c.dense.view(m, n)
-            result = part * weight if result is None else result.add_(part, alpha=weight)
-    return result
+    weighted = [(c, 1 / len(rows) if equal else c.rows / sum(rows)) for c in contributions if c.rows]
+    factored = [(c, w) for c, w in weighted if c.factors is not None]
+    dense = [(c.dense.view(m, n), w) for c, w in weighted if c.dense is not None]
+    if not factored and not dense:
+        return None
+    if factored and not dense:
+        return _multiply(factored, m, n).to(dtype)
+    wide = accumulator_dtype(dtype)
+    result = _multiply(factored, m, n).to(wide) if factored else torch.zeros(m, n, dtype=wide)
+    for part, weight in dense:
+        result.add_(part.to(wide), alpha=weight)
+    return result.to(dtype)
 
 
 def _multiply(parts: Sequence[tuple[Contribution, float]], m: int, n: int) -> torch.Tensor:

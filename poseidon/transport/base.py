@@ -23,6 +23,9 @@ class Handler(Protocol):
     def on_lost(self, rank: int, reason: str) -> None:
         """Nothing will come from `rank` any more, and it said no goodbye."""
 
+    def on_error(self, error: Exception) -> None:
+        """Something raised in the endpoint's thread: a posted call, a handler, or the endpoint itself."""
+
 
 @dataclass
 class Counters:
@@ -42,16 +45,19 @@ class Endpoint(Protocol):
     def start(self, handler: Handler) -> None:
         """Deliver to `handler`; before the endpoint is connected to anyone."""
 
-    def post(self, call: Callable[[], None]) -> None:
+    def post(self, call: Callable[[], object]) -> None:
         """Run `call` in the endpoint's thread, soon; from any thread."""
 
     def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False) -> None:
-        """Queue a message; endpoint thread only. Never blocks.
+        """Queue a message; endpoint thread only. Never blocks. To a peer that left or was lost: nothing.
 
         Args:
             payload: an object with the buffer protocol; it is not copied and must keep its bytes until the
                 peer has them (the caller learns that from the protocol above).
             urgent: overtake bulk data, on a connection of its own.
+
+        Raises:
+            ValueError, TypeError, struct.error: a message that cannot be sent; nothing of it was.
         """
 
     def close(self, timeout: float) -> None:

@@ -8,17 +8,19 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from poseidon.transport.base import Counters, Handler
-from poseidon.transport.frames import HEADER_BYTES, Header, sized
+from poseidon.transport.frames import HEADER_BYTES, Header, pack, sized, unpack
+
+_TOKEN = bytes(16)
 
 
 class InprocEndpoint:
-    """Delivers into the peer's queue; payloads are copied, as a wire would."""
+    """Delivers into the peer's queue; payloads are copied and headers packed and checked, as on a wire."""
 
     def __init__(self, rank: int, peers: list[InprocEndpoint]) -> None:
         self.rank = rank
         self.counters = Counters()
         self._peers = peers
-        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._handler: Handler | None = None
         self._thread: threading.Thread | None = None
 
@@ -31,19 +33,23 @@ class InprocEndpoint:
         self._thread = threading.Thread(target=self._run, name=f"poseidon-comm-{self.rank}", daemon=True)
         self._thread.start()
 
-    def post(self, call: Callable[[], None]) -> None:
+    def post(self, call: Callable[[], object]) -> None:
         self._inbox.put(call)
 
     def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False) -> None:
         data = b"" if payload is None else bytes(payload)
-        header = sized(header, len(data))
+        head = pack(sized(header, len(data)), _TOKEN)
         self.counters.sent[peer] += HEADER_BYTES + len(data)
-        self._peers[peer].receive(header, data)
+        self._peers[peer].receive(head, data)
 
-    def receive(self, header: Header, data: bytes) -> None:
-        self._inbox.put(lambda: self._deliver(header, data))
+    def receive(self, head: bytes, data: bytes) -> None:
+        self._inbox.put(lambda: self._deliver(head, data))
 
-    def _deliver(self, header: Header, data: bytes) -> None:
+    def _deliver(self, head: bytes, data: bytes) -> None:
+        header = unpack(head, _TOKEN, self.world_size, len(data))
+        if header is None or header.rank == self.rank:
+            self.counters.stranger_frames += 1
+            return
         self.counters.received[header.rank] += HEADER_BYTES + len(data)
         assert self._handler is not None
         self._handler.on_message(header, memoryview(bytearray(data)))
@@ -66,7 +72,11 @@ class InprocEndpoint:
                 continue
             if call is None:
                 return
-            call()
+            try:
+                call()
+            except Exception as error:
+                if self._handler is not None:
+                    self._handler.on_error(error)
 
 
 def inproc_mesh(world_size: int, kind: type[InprocEndpoint] = InprocEndpoint) -> list[InprocEndpoint]:

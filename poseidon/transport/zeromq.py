@@ -7,11 +7,14 @@ Bound sockets only receive, so that nothing is ever dealt to a stranger. Bulk da
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import logging
+import os
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -23,15 +26,20 @@ from zmq.utils.monitor import recv_monitor_message
 from poseidon.errors import PoseidonError, UserError
 from poseidon.transport.base import Counters, Handler
 from poseidon.transport.frames import HEADER_BYTES, Header, Kind, pack, sized, unpack
+from poseidon.transport.health import Health
+from poseidon.transport.inherited import close_inherited
 
 log = logging.getLogger("poseidon.transport")
 
 #: Largest payload of one message; larger transfers are cut above this layer.
 MAX_PAYLOAD = 64 * 1024 * 1024
-#: After a reset connection, how long an abort that explains it may take to arrive.
-GRACE_SECONDS = 0.5
+#: What encryption adds to a message before its size is checked.
+_ENVELOPE = 1024
 #: Messages taken from one socket before the others get their turn.
 BURST = 32
+#: However busy the traffic, connection events are looked at this often.
+WATCH_SECONDS = 0.2
+BULK, URGENT = 0, 1
 
 
 class ZmqEndpoint:
@@ -43,7 +51,7 @@ class ZmqEndpoint:
             ``"none"`` (urgent traffic encrypted, bulk data in the clear).
 
     Raises:
-        UserError: `address` is not a loopback address and `encryption` is None.
+        UserError: `address` is not a loopback address and `encryption` is None, or it is not this host's.
     """
 
     def __init__(
@@ -58,47 +66,71 @@ class ZmqEndpoint:
         self.world_size = world_size
         self.counters = Counters()
         self._context = zmq.Context(io_threads=1)
-        self._secure = encryption is not None
-        self._bulk_secure = encryption == "curve"
-        self._public, self._secret = zmq.curve_keypair() if self._secure else (b"", b"")
+        self._secure = {BULK: encryption == "curve", URGENT: encryption is not None}
+        self._public, self._secret = zmq.curve_keypair() if self._secure[URGENT] else (b"", b"")
         self._allowed: set[bytes] = set()
         self._contacts_known = threading.Event()
         self._auth: zmq.auth.thread.ThreadAuthenticator | None = None
-        if self._secure:
+        self._in: dict[int, zmq.Socket[bytes]] = {}
+        self._in_monitors: dict[int, zmq.Socket[bytes]] = {}
+        self._out: dict[tuple[int, int], zmq.Socket[bytes]] = {}  # by (peer, channel)
+        self._out_monitors: dict[tuple[int, int], zmq.Socket[bytes]] = {}
+        self._urls: dict[tuple[int, int], str] = {}
+        self._connected: set[zmq.Socket[bytes]] = set()  # monitors of connections that have stood
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._posted: deque[Callable[[], object]] = deque()
+        self._token = b""
+        self._asleep = self._stopping = self._forked = self._closed = False
+        self._health = Health({peer for peer in range(world_size) if peer != rank})
+        self._greeted = threading.Event()  # every peer has said HELLO, or one was lost
+        self._lost_early: str | None = None
+        self._handler: Handler | None = None
+        self._thread: threading.Thread | None = None
+        try:
+            self._listen(address)
+        except zmq.ZMQError as error:
+            self.close(0)
+            raise UserError(f"cannot listen on {address}: {error}") from None
+
+    def _listen(self, address: str) -> None:
+        if self._secure[URGENT]:
             self._auth = zmq.auth.thread.ThreadAuthenticator(self._context, log=log)
             self._auth.start()
             self._auth.configure_curve_callback(credentials_provider=self)
-        self._bulk_in, bulk_port = self._bind(address, self._bulk_secure)
-        self._urgent_in, urgent_port = self._bind(address, self._secure)
+        ports = [self._bind(address, channel) for channel in (BULK, URGENT)]
         #: What peers need to connect: hand it out through the job's store.
-        self.contact = json.dumps([address, bulk_port, urgent_port, self._public.decode()])
-        self._bulk_out: dict[int, zmq.Socket[bytes]] = {}
-        self._urgent_out: dict[int, zmq.Socket[bytes]] = {}
-        self._in_monitors = [s.get_monitor_socket() for s in (self._bulk_in, self._urgent_in)]
-        self._out_monitors: dict[int, zmq.Socket[bytes]] = {}
-        self._shaken: set[tuple[int, int]] = set()
-        self._token = b""
-        self._posted: deque[Callable[[], None]] = deque()
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self._asleep = False
-        self._stopping = False
-        self._lost_at: dict[int, float] = {}
-        self._said_hello: dict[int, int] = {}
-        self._all_said_hello = threading.Event()
-        self._handler: Handler | None = None
-        self._thread: threading.Thread | None = None
+        self.contact = json.dumps([address, *ports, self._public.decode()])
+        self._own_ports = set(ports)
+        self._peer_ports: set[tuple[str, int]] = set()
+        this = weakref.ref(self)  # a hook at fork can't be taken back
 
-    def _bind(self, address: str, secure: bool) -> tuple[zmq.Socket[bytes], int]:
-        sock = self._context.socket(zmq.PULL)
+        def in_child() -> None:
+            endpoint = this()
+            if endpoint is not None:
+                endpoint._after_fork()
+
+        os.register_at_fork(after_in_child=in_child)
+
+    def _bind(self, address: str, channel: int) -> int:
+        sock = self._in[channel] = self._context.socket(zmq.PULL)
         sock.setsockopt(zmq.RCVHWM, 0)
-        sock.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
+        sock.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD + _ENVELOPE)
         sock.setsockopt(zmq.IPV6, int(":" in address))
-        if secure:
+        if self._secure[channel]:
             sock.curve_server = True
             sock.curve_publickey, sock.curve_secretkey = self._public, self._secret
-        host = f"[{address}]" if ":" in address else address
-        return sock, sock.bind_to_random_port(f"tcp://{host}")
+        self._in_monitors[channel] = self._monitor(sock, zmq.EVENT_DISCONNECTED)
+        return sock.bind_to_random_port(_url(address))
+
+    def _monitor(self, sock: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+        where = f"inproc://monitor-{sock.FD}"
+        sock.monitor(where, events)
+        monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        monitor.setsockopt(zmq.RCVHWM, 0)  # a full one would block libzmq's own thread
+        monitor.connect(where)
+        return monitor
 
     def callback(self, domain: str, key: bytes) -> bool:
         """May a client with this CURVE key (z85) connect? Only the job's ranks may."""
@@ -112,125 +144,162 @@ class ZmqEndpoint:
             token: the job's 128 random bits; frames without it are strangers'.
 
         Raises:
-            PoseidonError: a rank was not there in time; the message names it.
+            PoseidonError: a rank was not there in time, or was lost meanwhile; the message names it.
         """
         self._token = token
         parsed = [json.loads(contact) for contact in contacts]
         self._allowed.update(str(key).encode() for *_, key in parsed)
         self._contacts_known.set()
-        for peer, (address, bulk, urgent, key) in enumerate(parsed):
-            if peer == self.rank:
-                continue
-            self._bulk_out[peer] = self._connect(address, bulk, key if self._bulk_secure else "")
-            self._urgent_out[peer] = self._connect(address, urgent, key)
-            self._out_monitors[peer] = self._bulk_out[peer].get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        for peer, (address, *ports, key) in enumerate(parsed):
+            for channel, port in enumerate(ports):
+                if peer != self.rank:
+                    self._connect(peer, channel, address, port, key)
         self._thread = threading.Thread(target=self._run, name=f"poseidon-comm-{self.rank}", daemon=True)
         self._thread.start()
         self.post(self._say_hello)
-        if self.world_size > 1 and not self._all_said_hello.wait(timeout):
-            missing = [r for r in range(self.world_size) if r != self.rank and self._said_hello.get(r, 0) < 2]
-            raise PoseidonError(
-                f"rank {self.rank}: no connection from rank {missing[0]} at {contacts[missing[0]]} within "
-                f"{timeout:.0f} s; check that the hosts reach each other on every TCP port"
-            )
+        if self.world_size > 1:
+            came = self._greeted.wait(timeout)
+            if self._lost_early:
+                raise PoseidonError(f"rank {self.rank}: {self._lost_early}")
+            if not came:
+                missing = self._health.silent()[0]
+                raise PoseidonError(
+                    f"rank {self.rank}: no connection from rank {missing} at {contacts[missing]} within "
+                    f"{timeout:.0f} s; check that the hosts reach each other on every TCP port"
+                )
 
-    def _connect(self, address: str, port: int, key: str) -> zmq.Socket[bytes]:
-        sock = self._context.socket(zmq.PUSH)
+    def _connect(self, peer: int, channel: int, address: str, port: int, key: str) -> None:
+        sock = self._out[peer, channel] = self._context.socket(zmq.PUSH)
         sock.setsockopt(zmq.SNDHWM, 0)
         sock.setsockopt(zmq.IPV6, int(":" in address))
-        if key:
+        if self._secure[channel]:
             sock.curve_serverkey = key.encode()
             sock.curve_publickey, sock.curve_secretkey = self._public, self._secret
-        host = f"[{address}]" if ":" in address else address
-        sock.connect(f"tcp://{host}:{port}")
-        return sock
+        self._out_monitors[peer, channel] = self._monitor(sock, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._peer_ports.add((address, port))
+        url = self._urls[peer, channel] = f"{_url(address)}:{port}"
+        sock.connect(url)
 
     def _say_hello(self) -> None:
-        for peer in self._bulk_out:
-            self.send(peer, Header(Kind.HELLO, self.rank))
-            self.send(peer, Header(Kind.HELLO, self.rank), urgent=True)
+        for peer, channel in self._out:
+            self.send(peer, Header(Kind.HELLO, self.rank), urgent=channel == URGENT)
 
     def start(self, handler: Handler) -> None:
         if self._thread is not None:
             raise RuntimeError("start() comes before connect(): messages may arrive at once")
         self._handler = handler
 
-    def post(self, call: Callable[[], None]) -> None:
+    def post(self, call: Callable[[], object]) -> None:
         self._posted.append(call)
-        if self._asleep:
-            with contextlib.suppress(BlockingIOError, OSError):
+        if self._asleep and not self._forked:
+            # Full means that a wake-up is under way.
+            with contextlib.suppress(OSError):
                 self._wake_out.send(b"x")
 
     def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False) -> None:
-        sock = (self._urgent_out if urgent else self._bulk_out)[peer]
-        length = 0 if payload is None else memoryview(payload).nbytes
-        head = pack(sized(header, length), self._token)
-        self.counters.sent[peer] += HEADER_BYTES + length
-        if length:
+        if peer in self._health.gone:
+            return
+        sock = self._out[peer, URGENT if urgent else BULK]
+        data = memoryview(b"" if payload is None else payload)
+        if data.nbytes > MAX_PAYLOAD:
+            # The receiver would drop the connection.
+            raise ValueError(f"a message of {data.nbytes} bytes; the largest is {MAX_PAYLOAD}")
+        if data.nbytes:
+            data = data.cast("B")  # refuses what is not contiguous before the header is out
+        head = pack(sized(header, data.nbytes), self._token)
+        self.counters.sent[peer] += HEADER_BYTES + data.nbytes
+        if data.nbytes:
             sock.send(head, zmq.SNDMORE | zmq.NOBLOCK)
-            sock.send(payload, zmq.NOBLOCK, copy=False)
+            sock.send(data, zmq.NOBLOCK, copy=False)
         else:
             sock.send(head, zmq.NOBLOCK)
 
     def close(self, timeout: float) -> None:
-        if self._context.closed:
+        if self._closed or self._forked:
             return
         self._stopping = True
         self.post(lambda: None)
         if self._thread is not None:
             self._thread.join(timeout + 5)
-        linger = int(timeout * 1000)
+            if self._thread.is_alive():
+                # Its sockets are in use: freeing them under its feet would crash the process.
+                log.error("rank %d: the communication thread does not end", self.rank)
+                return
         if self._auth is not None:
             self._auth.stop()
-        for sock in (*self._in_monitors, *self._out_monitors.values()):
+        # Monitors first fall silent, then close: libzmq's thread would block on one without a reader.
+        for sock in (*self._in.values(), *self._out.values()):
+            sock.disable_monitor()
+        for sock in (*self._in_monitors.values(), *self._out_monitors.values(), *self._in.values()):
             sock.close(linger=0)
-        for sock in (self._bulk_in, self._urgent_in):
-            sock.close(linger=0)
-        for sock in (*self._bulk_out.values(), *self._urgent_out.values()):
-            sock.close(linger=linger)
+        for sock in self._out.values():
+            sock.close(linger=int(timeout * 1000))
         self._context.term()
         self._wake_in.close()
         self._wake_out.close()
+        self._closed = True
+
+    def _after_fork(self) -> None:
+        if self._closed:
+            return
+        self._forked = True
+        close_inherited(self._own_ports, self._peer_ports)
+
+    # --- endpoint's thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:
+            self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        """Nothing may end this thread, or a part of its work, in silence."""
+        log.debug("in the communication thread", exc_info=error)
+        if self._handler is not None:
+            self._handler.on_error(error)
+
+    def _loop(self) -> None:
+        monitors = {*self._in_monitors.values(), *self._out_monitors.values()}
         poller = zmq.Poller()
-        inputs = (self._urgent_in, self._bulk_in)
-        for sock in (*inputs, *self._in_monitors, *self._out_monitors.values()):
+        for sock in (*self._in.values(), *monitors):
             poller.register(sock, zmq.POLLIN)
         poller.register(self._wake_in, zmq.POLLIN)
-        monitors = {*self._in_monitors, *self._out_monitors.values()}
+        watched = time.monotonic()
         while not (self._stopping and not self._posted):
             busy = self._run_posted()
-            for sock in inputs:
-                busy |= self._receive(sock)
-            if busy:
-                continue
-            self._asleep = True
-            ready = dict(poller.poll(0 if self._posted else self._poll_ms()))
-            self._asleep = False
-            if self._wake_in.fileno() in ready:
-                with contextlib.suppress(BlockingIOError):
-                    self._wake_in.recv(4096)
-            if not monitors.isdisjoint(ready):
+            for channel in (URGENT, BULK):
+                busy |= self._receive(channel)
+            if not busy:
+                self._asleep = True
+                ready = dict(poller.poll(0 if self._posted else self._poll_ms()))
+                self._asleep = False
+                if self._wake_in.fileno() in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        self._wake_in.recv(4096)
+            if not busy or time.monotonic() > watched + WATCH_SECONDS:
                 self._watch()
-            self._report_lost()
+                self._report_lost()
+                watched = time.monotonic()
 
     def _poll_ms(self) -> int:
-        if not self._lost_at:
-            return 1000
-        return max(1, int(1000 * (min(self._lost_at.values()) - time.monotonic())) + 1)
+        due = self._health.next_due()
+        return 1000 if due is None else max(0, int(1000 * (due - time.monotonic())) + 1)
 
     def _run_posted(self) -> bool:
         done = False
         while self._posted:
-            self._posted.popleft()()
             done = True
+            try:
+                self._posted.popleft()()
+            except Exception as error:
+                self._report(error)
         return done
 
-    def _receive(self, sock: zmq.Socket[bytes]) -> bool:
+    def _receive(self, channel: int) -> bool:
         for count in range(BURST):
             try:
-                frames = sock.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = self._in[channel].recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return count > 0
             payload = frames[1].buffer if len(frames) == 2 else memoryview(b"")
@@ -241,44 +310,70 @@ class ZmqEndpoint:
                 continue
             self.counters.received[header.rank] += HEADER_BYTES + payload.nbytes
             if header.kind is Kind.HELLO:
-                self._hello(header.rank)
-            elif self._handler is not None:
-                self._handler.on_message(header, payload)
+                self._hello(header.rank, channel, frames[0])
+                continue
+            if header.kind is Kind.BYE:
+                self._health.bye(header.rank, channel)
+                self._forget(header.rank)
+            if self._handler is not None:
+                try:
+                    self._handler.on_message(header, payload)
+                except Exception as error:
+                    self._report(error)
         return True
 
-    def _hello(self, rank: int) -> None:
-        self._said_hello[rank] = self._said_hello.get(rank, 0) + 1
-        if sum(min(n, 2) for n in self._said_hello.values()) == 2 * (self.world_size - 1):
-            self._all_said_hello.set()
+    def _hello(self, rank: int, channel: int, frame: zmq.Frame) -> None:
+        self._watch()  # the end of an earlier connection with the same file descriptor comes first
+        self._health.hello(rank, channel, int(frame.get(zmq.SRCFD)))
+        if not self._health.silent():
+            self._greeted.set()
 
     def _watch(self) -> None:
-        """Read the connection events: strangers that failed the handshake, peers whose connection broke."""
-        for index, monitor in enumerate(self._in_monitors):
-            while monitor.poll(0):
-                event = recv_monitor_message(monitor)
-                self._judge(zmq.Event(event["event"]), (index, event["value"]))
-        for peer, monitor in self._out_monitors.items():
-            while monitor.poll(0):
-                if recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED:
-                    self._lost_at.setdefault(peer, time.monotonic() + GRACE_SECONDS)
-
-    def _judge(self, event: zmq.Event, connection: tuple[int, int]) -> None:
-        if event is zmq.Event.ACCEPTED:
-            self._shaken.discard(connection)
-        elif event is zmq.Event.HANDSHAKE_SUCCEEDED:
-            self._shaken.add(connection)
-        elif event is zmq.Event.DISCONNECTED:
-            # A connection that ended without ever completing a handshake was not one of the job's.
-            self.counters.stranger_connections += connection not in self._shaken
-            self._shaken.discard(connection)
+        """Read the connection events: strangers that went away, peers whose connections broke."""
+        now = time.monotonic()
+        for channel, monitor in self._in_monitors.items():
+            for _, fd in _events(monitor):
+                self.counters.stranger_connections += not self._health.inbound_ended(channel, fd, now)
+        for (peer, _), monitor in self._out_monitors.items():
+            for event, _ in _events(monitor):
+                # Before the handshake libzmq goes on trying; afterwards messages may have been lost.
+                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self._connected.add(monitor)
+                elif monitor in self._connected:
+                    self._health.outbound_ended(peer, now)
 
     def _report_lost(self) -> None:
-        now = time.monotonic()
-        for peer in [p for p, at in self._lost_at.items() if at <= now]:
-            del self._lost_at[peer]
+        for peer in self._health.lost(time.monotonic()):
+            self._forget(peer)
+            reason = "its connection was closed without a goodbye"
+            if not self._greeted.is_set():
+                self._lost_early = f"rank {peer} was lost: {reason}"
+                self._greeted.set()
             if self._handler is not None:
-                self._handler.on_lost(peer, "its connection was closed without a goodbye")
+                self._handler.on_lost(peer, reason)
+
+    def _forget(self, peer: int) -> None:
+        """Stop reconnecting to a peer that is gone: its port may be someone else's by now."""
+        for channel in (BULK, URGENT):
+            if peer in self._health.gone and (url := self._urls.pop((peer, channel), None)):
+                with contextlib.suppress(zmq.ZMQError):
+                    self._out[peer, channel].disconnect(url)
+
+
+def _events(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
+    result = []
+    while monitor.poll(0):
+        message = recv_monitor_message(monitor)
+        result.append((message["event"], message["value"]))
+    return result
+
+
+def _url(address: str) -> str:
+    return f"tcp://[{address}]" if ":" in address else f"tcp://{address}"
 
 
 def is_loopback(address: str) -> bool:
-    return address == "localhost" or address == "::1" or address.startswith("127.")
+    """A host name is not (except localhost): what it stands for is decided elsewhere."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address).is_loopback
+    return address == "localhost"
