@@ -18,14 +18,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check(config: TrainConfig) -> None:
-    from poseidon import models
+    from poseidon import data, models
     from poseidon.training.job import find_checkpoint
 
     check_train(config)
-    try:
-        models.check(config.model)
-    except UserError as error:
-        raise UserError(f"model: {error}") from error
+    for group, check, node in (("model", models.check, config.model), ("dataset", data.check, config.dataset)):
+        try:
+            check(node)
+        except UserError as error:
+            raise UserError(f"{group}: {error}") from error
     if config.trainer.resume is not None:
         find_checkpoint(config.trainer.resume)
 

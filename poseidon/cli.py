@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import io
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from types import ModuleType
 
@@ -27,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == "--version":
             print(f"poseidon {poseidon.__version__}")
             return 0
+        if name in ("-sc", "--shell-completion") and "COMP_LINE" in os.environ:
+            return complete(rest, known)
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
@@ -36,6 +41,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(f"poseidon: {error}", 1)
     except KeyboardInterrupt:
         return 130
+
+
+def complete(query: Sequence[str], known: dict[str, Path]) -> int:
+    """Answers a TAB: Hydra's completion asks the program without the workflow, which only the line tells.
+
+    Args:
+        query: ``["query=bash"]``.
+    """
+    program, _, line = os.environ["COMP_LINE"].lstrip().partition(" ")
+    workflow, space, typed = line.lstrip().partition(" ")
+    if not space:
+        print(" ".join(name for name in known if name.startswith(workflow)))
+    elif workflow in known:
+        os.environ["COMP_LINE"] = f"{program} {typed}"
+        with redirect_stderr(io.StringIO()):  # not every workflow completes, and none may scribble into the prompt
+            load(known[workflow]).main(["-sc", *query])
+    return 0
 
 
 def workflows() -> dict[str, Path]:

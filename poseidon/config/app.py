@@ -95,7 +95,7 @@ def _main(workflow: str, argv: Sequence[str], task: Task, *, sweep: bool) -> int
 def _environment(workflow: str, argv: Sequence[str]) -> Iterator[None]:
     """``sys.argv`` as Hydra reads it, and its exceptions raised instead of printed and turned into exit 1."""
     before, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [f"poseidon {workflow}", *argv]
+    sys.argv = ["poseidon", *argv]  # the program's name stands in the TAB completion that Hydra installs
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         yield

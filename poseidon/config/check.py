@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from poseidon.config.schema import OPEN_GROUPS, Comm, Overlap, TrainConfig
+from poseidon.config.schema import OPEN_GROUPS, Comm, Overlap, Part, TrainConfig
 from poseidon.config.targets import check_target
 from poseidon.errors import UserError
 
@@ -13,7 +14,7 @@ from poseidon.errors import UserError
 _AT_LEAST = {
     "cluster.nodes": 1,
     "cluster.threads": 1,
-    "comm.kv_bytes": 4,  # one float
+    "comm.kv_bytes": 1024,
     "comm.merge_bytes": 0,
     "trainer.batch_size": 1,
     "trainer.global_batch": 1,
@@ -26,21 +27,25 @@ _AT_LEAST = {
     "trainer.log_every": 1,
 }
 _POSITIVE = ("comm.timeout", "comm.ddp.bucket_cap_mb", "trainer.epochs", "trainer.clip_norm", "trainer.target_accuracy")
+#: Largest message of the transport, in bytes.
+MOST_KV_BYTES = 64 * 1024 * 1024
 _INTERVALS = ("epoch", "iteration")
+#: Arguments of torch's schedules that conf/ takes from trainer.epochs.
+_LENGTHS = ("T_max", "total_iters")
 
 
 def check_train(config: TrainConfig) -> None:
     """Raises UserError in one line if the config cannot run; imports no torch and none of the targets."""
     _check_ranges(config)
     _check_contradictions(config)
+    _check_dataset(config.dataset)
     for group in OPEN_GROUPS:
         node = getattr(config, group)
         if group == "schedule" and node.get("_target_") is None:
             continue  # constant
-        check_target(group, node)
-    interval = config.schedule.get("interval", "epoch")
-    if interval not in _INTERVALS:
-        raise UserError(f"schedule.interval={interval}: must be {' or '.join(_INTERVALS)}")
+        check_target(group, Part.of(group, node).arguments())
+    _check_optimizer(config.optimizer)
+    _check_schedule(config.schedule)
 
 
 def _check_ranges(config: TrainConfig) -> None:
@@ -52,10 +57,12 @@ def _check_ranges(config: TrainConfig) -> None:
         value = _select(config, key)
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"{key}={value}: must be greater than 0")
+    if config.comm.kv_bytes > MOST_KV_BYTES:
+        raise UserError(f"comm.kv_bytes={config.comm.kv_bytes}: must be at most {MOST_KV_BYTES}")
     target = config.trainer.target_accuracy
     if target is not None and target > 1:
         raise UserError(
-            f"trainer.target_accuracy={target}: is a fraction, at most 1; for {target} % write {target / 100}"
+            f"trainer.target_accuracy={target}: is a fraction, at most 1; for {target:g} % write {target / 100:g}"
         )
 
 
@@ -74,6 +81,37 @@ def _check_contradictions(config: TrainConfig) -> None:
         raise UserError(f"trainer.accumulate={trainer.accumulate}: must be at most {key}={rows}, which it cuts up")
     if comm.name is Comm.ddp and comm.overlap is Overlap.none:
         raise UserError("comm.overlap=none: comm=ddp always overlaps; leave it at backward, or take comm=ps")
+
+
+def _check_dataset(dataset: Mapping[str, Any]) -> None:
+    shape, classes = dataset.get("shape"), dataset.get("num_classes")
+    if shape is not None and not (isinstance(shape, list) and shape and all(map(_is_count, shape))):
+        raise UserError(f"dataset.shape={shape}: must be a list of positive whole numbers, such as [3,32,32]")
+    if classes is not None and not _is_count(classes):
+        raise UserError(f"dataset.num_classes={classes}: must be a positive whole number")
+
+
+def _check_optimizer(optimizer: Mapping[str, Any]) -> None:
+    for name in ("lr", "momentum", "weight_decay"):
+        value = optimizer.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise UserError(f"optimizer.{name}={value}: must be a number, at least 0")
+
+
+def _check_schedule(schedule: Mapping[str, Any]) -> None:
+    interval = schedule.get("interval", "epoch")
+    if interval not in _INTERVALS:
+        raise UserError(f"schedule.interval={interval}: must be {' or '.join(_INTERVALS)}")
+    for name in _LENGTHS:
+        if name in schedule and schedule[name] is None:
+            raise UserError(
+                f"schedule.{name}: follows trainer.epochs, which is null; set it, in units of "
+                f"schedule.interval={interval}"
+            )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _select(config: Any, key: str) -> Any:

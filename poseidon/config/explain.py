@@ -15,6 +15,7 @@ from typing import Any
 Names = Callable[[str], Sequence[str]]
 
 _CHOICE = re.compile(r"Could not find '(?P<path>[^']*)'")
+_NO_LOAD = re.compile(r"Could not load '(?P<path>[^']*)'")
 _OPTIONS = re.compile(r"Available options in '[^']*':\n(?P<options>(?:\t[^\n]*\n?)+)")
 _WHERE = re.compile(r"^In '(?P<file>[^']*)'")
 _COMPOSING = re.compile(r"^In '[^']*': \w+ raised while composing config:\n")
@@ -80,6 +81,10 @@ def unknown_key(key: str, siblings: Sequence[str], place: str = "") -> str:
 
 
 def _no_choice(text: str, overrides: Sequence[str]) -> str | None:
+    several = _NO_LOAD.search(text)
+    if several:
+        group, _, name = several["path"].rpartition("/")
+        return f"{group}={name}: cannot be loaded; {group} takes the name of one choice"
     choice = _CHOICE.search(text)
     if choice is None:
         return None

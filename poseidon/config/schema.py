@@ -12,7 +12,14 @@ from enum import Enum
 from typing import Any
 
 
-class Comm(Enum):
+class Choice(Enum):
+    """One of a few words, which are both the names and the values; printed as the word that a user types."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Comm(Choice):
     """How gradients are made global."""
 
     single = "single"
@@ -22,39 +29,39 @@ class Comm(Enum):
     ddp = "ddp"
 
 
-class Overlap(Enum):
+class Overlap(Choice):
     """What communication hides under: nothing, or the rest of the backward pass."""
 
     none = "none"
     backward = "backward"
 
 
-class Rule(Enum):
+class Rule(Choice):
     """How comm=hybrid chooses a layer's scheme."""
 
     paper = "paper"
 
 
-class Encryption(Enum):
+class Encryption(Choice):
     """Of bulk data between hosts. Needed only off loopback, and then never chosen silently."""
 
     curve = "curve"
     none = "none"
 
 
-class ClusterKind(Enum):
+class ClusterKind(Choice):
     """Which launcher starts the ranks."""
 
     local = "local"
 
 
-class Device(Enum):
+class Device(Choice):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
 
 
-class Precision(Enum):
+class Precision(Choice):
     """bf16 is autocast: parameters and optimizer state stay fp32."""
 
     fp32 = "fp32"
@@ -125,7 +132,7 @@ class ClusterConfig:
 class TrainerConfig:
     batch_size: int = 32  # rows per worker node and iteration
     global_batch: int | None = None  # comm=single only: its rows per iteration (default: batch_size)
-    epochs: float | None = 5  # at most one of epochs and iterations may end the run first
+    epochs: float | None = 5  # the run ends at whichever of epochs and iterations comes first
     iterations: int | None = None
     accumulate: int = 1  # micro-batches per step
     clip_norm: float | None = None

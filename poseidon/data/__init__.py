@@ -1,6 +1,24 @@
-"""Data sets: functions that give two map-style data sets of (input, target), to train on and to evaluate on."""
+"""Data sets: functions that give two map-style data sets of (input, target), to train on and to evaluate on.
 
-from poseidon.data.handwritten import digits, mnist5k
-from poseidon.data.noise import synthetic
+Importing the package imports no torch; asking for one of the functions does.
+"""
 
-__all__ = ["digits", "mnist5k", "synthetic"]
+from typing import TYPE_CHECKING, Any
+
+from poseidon.data.check import check
+
+if TYPE_CHECKING:
+    from poseidon.data.handwritten import digits, mnist5k
+    from poseidon.data.noise import synthetic
+
+__all__ = ["check", "digits", "mnist5k", "synthetic"]
+
+_HOME = {"digits": "handwritten", "mnist5k": "handwritten", "synthetic": "noise"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        from importlib import import_module
+
+        return getattr(import_module(f"poseidon.data.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'poseidon.data' has no attribute {name!r}")

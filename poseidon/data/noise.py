@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from poseidon.errors import UserError
+from poseidon.data.check import check_noise
 
 #: Images are windows of one buffer of noise, at one of so many places.
 _PLACES = 1 << 16
@@ -55,13 +55,7 @@ def synthetic(
     Raises:
         UserError: an argument is out of range.
     """
-    if not image_shape or not all(isinstance(side, int) and side > 0 for side in image_shape):
-        raise UserError(f"image_shape must be positive whole numbers, is {list(image_shape)}")
-    for name, value in (("classes", classes), ("size", size), ("eval_size", eval_size)):
-        if value < 1:
-            raise UserError(f"{name}={value} must be at least 1")
-    if seed < 0:
-        raise UserError(f"seed={seed} must not be negative")
+    check_noise(image_shape, seed, classes=classes, size=size, eval_size=eval_size)
     return Noise(image_shape, classes, size, 2 * seed), Noise(image_shape, classes, eval_size, 2 * seed + 1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from poseidon.errors import UserError
+from poseidon.data.check import check_split
 
 
 def stratified(
@@ -21,10 +21,7 @@ def stratified(
     Raises:
         UserError: the share or the seed is out of range.
     """
-    if not 0 < train_share < 1:
-        raise UserError(f"train_share={train_share} must lie between 0 and 1")
-    if seed < 0:
-        raise UserError(f"split_seed={seed} must not be negative")
+    check_split(train_share, seed)
     generator = np.random.Generator(np.random.PCG64(seed))
     parts: tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]] = ([], [])
     for label in np.unique(labels):

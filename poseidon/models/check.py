@@ -14,7 +14,7 @@ def check(node: Mapping[str, Any]) -> None:
     package, _, name = str(node.get("_target_")).rpartition(".")
     if package != "poseidon.models":
         return
-    if name in LAYOUT and node.get("shape") is not None:
+    if name in LAYOUT and isinstance(node.get("shape"), list):
         features(name, node["shape"])
     if name == "torchvision_model" and node.get("arch") is not None:
         from poseidon.models.vision import check_arch
