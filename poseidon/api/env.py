@@ -16,7 +16,8 @@ class JobEnv:
     """Who this process is in its job (torchrun's variables).
 
     Attributes:
-        store_fd: an inherited listening socket for rank 0's store, from our own launchers; None: torch's business.
+        store_fd: started by our own launchers: rank 0's inherited listening socket for the store, -1 on the
+            others; None: the store is torch's business.
         attempt: restarts so far; a restarted job must not meet the leftovers of its predecessor.
     """
 

@@ -33,8 +33,11 @@ Check = Callable[[int, str, Callable[[], bool]], None]
 def _nothing(rank: int, what: str, came: Callable[[], bool]) -> None: ...
 
 
-def join(job: JobEnv, device: torch.device) -> Any:
+def join(job: JobEnv, device: torch.device, timeout: float) -> Any:
     """Join torch's default process group unless the script has, and return a store of this session's own.
+
+    Args:
+        timeout: seconds that a collective of that process group may take.
 
     Raises:
         PoseidonError: not all ranks came, or the store cannot be reached.
@@ -44,7 +47,7 @@ def join(job: JobEnv, device: torch.device) -> Any:
             gloo_on_loopback()
         backend = "nccl" if device.type == "cuda" and _gpu_each(job) else "gloo"
         try:
-            _init(job, backend)
+            _init(job, backend, timedelta(seconds=timeout))
         except dist.DistError as error:
             raise PoseidonError(
                 f"rank {job.rank} of {job.world_size} cannot join the job at {job.master_addr}:{job.master_port}: "
@@ -56,18 +59,18 @@ def join(job: JobEnv, device: torch.device) -> Any:
     return dist.PrefixStore(str(store.add(f"sessions/{job.rank}", 1)), store)
 
 
-def _init(job: JobEnv, backend: str) -> None:
-    timeout = timedelta(seconds=START_SECONDS)
-    if job.store_fd is not None or job.master_port == 0:
-        store = _own_store(job, timeout)
-        dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world_size)
+def _init(job: JobEnv, backend: str, timeout: timedelta) -> None:
+    rank, size = job.rank, job.world_size
+    if job.store_fd is None:
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
     else:
-        dist.init_process_group(backend, rank=job.rank, world_size=job.world_size)
+        store = _own_store(job, timedelta(seconds=START_SECONDS))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def _own_store(job: JobEnv, timeout: timedelta) -> Any:
     """Our launchers hand rank 0 a bound socket: torch alone would listen on every interface."""
-    if job.rank == 0 and job.store_fd is not None:
+    if job.rank == 0:
         return dist.TCPStore(
             job.master_addr,
             job.master_port,

@@ -289,7 +289,7 @@ def init(
     start = time.monotonic()
     # First the socket, which refuses other hosts without `encryption`, then the wait for other ranks.
     endpoint = rendezvous.mesh(job, encryption)
-    store = rendezvous.join(job, place)
+    store = rendezvous.join(job, place, timeout)
     session = Session(job, place, store=store, endpoint=endpoint, timeout=timeout)
     session._owns_process_group = owns
     try:

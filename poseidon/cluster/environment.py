@@ -6,8 +6,10 @@ import socket
 import sys
 from collections.abc import Mapping
 
-#: Number of an inherited descriptor, rank 0 only: a socket bound and listening on MASTER_ADDR:MASTER_PORT.
+#: Rank 0: number of an inherited descriptor, a socket bound and listening on MASTER_ADDR:MASTER_PORT; on the
+#: others NO_FD: rank 0 serves the store there.
 STORE_FD = "POSEIDON_STORE_FD"
+NO_FD = -1
 _LOOPBACK = "127.0.0.1"
 # torch.distributed believes these and would look for an agent's store that is not ours.
 _FOREIGN = "TORCHELASTIC_"
@@ -40,6 +42,5 @@ def rank_environment(
     }
     if sys.platform == "linux":
         env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo advertises what the host name resolves to, if it does
-    if rank == 0:
-        env[STORE_FD] = str(store.fileno())
+    env[STORE_FD] = str(store.fileno() if rank == 0 else NO_FD)
     return env

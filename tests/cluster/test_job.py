@@ -51,7 +51,7 @@ def test_environment(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     assert first["MASTER_PORT"] == second["MASTER_PORT"] != "0"
     assert first["MASTER_ADDR"] == second["MASTER_ADDR"] == "127.0.0.1"
     assert first["POSEIDON_STORE_FD"] != "17"
-    assert "POSEIDON_STORE_FD" not in second
+    assert second["POSEIDON_STORE_FD"] == "-1"
 
 
 def test_rank_0_inherits_a_socket_that_listens_where_the_others_look(job: Job) -> None:
