@@ -32,13 +32,14 @@ class PS:
     def contribute(self, round_: int, contribution: Contribution) -> None:
         """Push; from now on the averages are written into `contribution.dense`."""
         self._round = round_
-        self._target = contribution.dense
+        source = self._target = contribution.dense
         self._waiting = {pair.index for pair in self.unit.pairs}
         rows = contribution.rows
-        data = None if self._target is None else raw(self._target)
+        data = None if source is None else raw(source)
         for pair in self._order:
             if pair.server == self._context.rank:
-                self._offer(pair, self._context.rank, rows, self._slice(pair))
+                # Of the contribution, not of the target: an earlier pair's result may have made one meanwhile.
+                self._offer(pair, self._context.rank, rows, _slice(source, pair))
                 continue
             header = self._header(Kind.PUSH if data is not None else Kind.PUSH_NONE, pair, rows)
             self._context.send(pair.server, header, None if data is None else data[self._bytes(pair)])
@@ -83,13 +84,10 @@ class PS:
         if result is not None:
             if self._target is None:
                 self._target = torch.empty(self.unit.numel, dtype=self._context.dtype)
-            self._slice(pair).copy_(result)  # type: ignore[union-attr]
+            self._target[pair.offset : pair.offset + pair.length].copy_(result)
         self._waiting.remove(pair.index)
         if not self._waiting:
             self._context.done(self.unit.index, self._target if result is not None else None)
-
-    def _slice(self, pair: KVPair) -> torch.Tensor | None:
-        return None if self._target is None else self._target[pair.offset : pair.offset + pair.length]
 
     def _bytes(self, pair: KVPair) -> slice:
         size = self.unit.itemsize
@@ -107,3 +105,7 @@ class PS:
             pair.index,
             rows=rows,
         )
+
+
+def _slice(flat: torch.Tensor | None, pair: KVPair) -> torch.Tensor | None:
+    return None if flat is None else flat[pair.offset : pair.offset + pair.length]
