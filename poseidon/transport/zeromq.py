@@ -171,6 +171,8 @@ class ZmqEndpoint:
     def _connect(self, peer: int, channel: int, address: str, port: int, key: str) -> None:
         sock = self._out[peer, channel] = self._context.socket(zmq.PUSH)
         sock.setsockopt(zmq.SNDHWM, 0)
+        # Until close() says otherwise: what is queued for a lost peer would keep libzmq from ever ending.
+        sock.setsockopt(zmq.LINGER, 0)
         sock.setsockopt(zmq.IPV6, int(":" in address))
         if self._secure[channel]:
             sock.curve_serverkey = key.encode()
