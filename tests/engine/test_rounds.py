@@ -1,0 +1,344 @@
+"""When gradients leave, and what else a round must get right: unused parameters, accumulation, odd models."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from poseidon.api import Session
+from poseidon.errors import UserError
+from poseidon.transport import Header, InprocEndpoint, Kind
+from tests.engine.nets import assert_exact, batch, build, clone, grads, sgd, share
+from tests.ranks import run_ranks
+
+COMMS = ["ps", "sfb", "hybrid"]
+GRADIENTS = {Kind.PUSH, Kind.FACTORS, Kind.DENSE}
+
+
+class _Gate(torch.autograd.Function):
+    """Identity whose backward waits until told that a gradient has left."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, left: threading.Event, seen: list[bool], patience: float) -> torch.Tensor:
+        ctx.left, ctx.seen, ctx.patience = left, seen, patience
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grad: Any) -> Any:
+        ctx.seen.append(ctx.left.wait(ctx.patience))
+        return grad[0], None, None, None
+
+
+class _Gated(nn.Module):
+    def __init__(self, patience: float) -> None:
+        super().__init__()
+        self.bottom, self.top = nn.Linear(64, 300), nn.Linear(300, 300)
+        self.left, self.seen, self.patience = threading.Event(), [], patience
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.top(_Gate.apply(self.bottom(x), self.left, self.seen, self.patience))
+
+
+def _gated_run(comm: str, overlap: str, patience: float) -> list[bool]:
+    events: dict[int, threading.Event] = {}
+
+    class Watched(InprocEndpoint):
+        def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False) -> None:
+            if header.kind in GRADIENTS and self.rank in events:
+                events[self.rank].set()
+            super().send(peer, header, payload, urgent=urgent)
+
+    def body(session: Session) -> list[bool]:
+        model = _Gated(patience)
+        optimizer = sgd(model)
+        session.distribute(model, optimizer, comm=comm, overlap=overlap)  # type: ignore[arg-type]
+        events[session.rank] = model.left
+        for step in range(3):
+            model.left.clear()
+            optimizer.zero_grad()
+            model(batch(step, 4)[0]).sum().backward()
+            optimizer.step()
+        return model.seen
+
+    return [seen for rank in run_ranks(2, body, kind=Watched) for seen in rank]
+
+
+@pytest.mark.parametrize("comm", COMMS)
+def test_a_layers_gradient_leaves_while_the_layers_below_still_compute(comm: str) -> None:
+    assert _gated_run(comm, "backward", 20.0) == [True] * 6
+
+
+def test_without_overlap_nothing_leaves_during_backward() -> None:
+    assert _gated_run("ps", "none", 0.2) == [False] * 6
+
+
+class _Branches(nn.Module):
+    """Rank 0 takes a, rank 1 takes b, nobody takes c; one weight is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(64, 64)
+        self.a, self.b, self.c = nn.Linear(64, 10), nn.Linear(64, 10), nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor, head: str) -> torch.Tensor:
+        out: torch.Tensor = getattr(self, head)(torch.relu(self.shared(torch.relu(self.shared(x)))))
+        return out
+
+
+@pytest.mark.parametrize("comm", COMMS)
+def test_unused_parameters(comm: str) -> None:
+    torch.manual_seed(0)
+    base = _Branches()
+    reference = copy.deepcopy(base)
+    want = []
+    optimizer = sgd(reference)
+    for step in range(3):
+        x, y = batch(step, 12)
+        optimizer.zero_grad()
+        logits = torch.cat([reference(x[:6], "a"), reference(x[6:], "b")])
+        F.cross_entropy(logits, y).backward()
+        want.append(grads(reference))
+        optimizer.step()
+
+    def body(session: Session) -> Any:
+        model = clone(base, session.rank)
+        opt = sgd(model)
+        session.distribute(model, opt, comm=comm)  # type: ignore[arg-type]
+        seen = []
+        for step in range(3):
+            x, y = share(batch(step, 12), session.rank, [6, 6])
+            opt.zero_grad()
+            F.cross_entropy(model(x, "ab"[session.rank]), y).backward()
+            seen.append(grads(model))
+            opt.step()
+        return seen, session.digest(model)
+
+    ranks = run_ranks(2, body)
+    for seen, _ in ranks:
+        for got, expected in zip(seen, want, strict=True):
+            assert_exact(got, expected)
+    assert ranks[0][1] == ranks[1][1]
+
+
+@pytest.mark.parametrize("comm", COMMS)
+def test_a_rank_whose_loss_misses_the_model_hangs_nobody(comm: str) -> None:
+    base = build("mlp")
+
+    def body(session: Session) -> str:
+        model = clone(base, session.rank)
+        opt = sgd(model)
+        session.distribute(model, opt, comm=comm)  # type: ignore[arg-type]
+        for step in range(4):
+            x, y = share(batch(step, 12), session.rank, [6, 6])
+            opt.zero_grad()
+            if session.rank == 0 or step % 2:
+                F.cross_entropy(model(x), y).backward()
+            opt.step()
+        return session.digest(model)
+
+    assert len(set(run_ranks(2, body))) == 1
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("comm", COMMS)
+def test_accumulation(comm: str, set_to_none: bool) -> None:
+    base = build("lenet")
+    reference = copy.deepcopy(base)
+    optimizer = sgd(reference)
+    want = []
+    for step in range(3):
+        x, y = batch(step, 16)
+        optimizer.zero_grad()
+        F.cross_entropy(reference(x), y).backward()
+        want.append(grads(reference))
+        optimizer.step()
+
+    def body(session: Session) -> Any:
+        model = clone(base, session.rank)
+        opt = sgd(model)
+        session.distribute(model, opt, comm=comm)  # type: ignore[arg-type]
+        seen = []
+        for step in range(3):
+            x, y = share(batch(step, 16), session.rank, [8, 8])
+            opt.zero_grad(set_to_none=set_to_none)
+            with session.no_sync():
+                (F.cross_entropy(model(x[:4]), y[:4]) / 2).backward()
+            (F.cross_entropy(model(x[4:]), y[4:]) / 2).backward()
+            seen.append(grads(model))
+            opt.step()
+        return seen
+
+    for seen in run_ranks(2, body):
+        for got, expected in zip(seen, want, strict=True):
+            assert_exact(got, expected)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("comm", COMMS)
+def test_activation_checkpoints(comm: str, reentrant: bool) -> None:
+    base = build("lenet")
+
+    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        first, second, *rest = model.children()
+        x = second(first(x))
+        out: torch.Tensor = checkpoint(nn.Sequential(*rest), x, use_reentrant=reentrant)  # type: ignore[no-untyped-call]
+        return out
+
+    class Wrapped(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return forward(self.net, x)
+
+    reference = Wrapped(copy.deepcopy(base))
+    optimizer = sgd(reference)
+    want = []
+    for step in range(3):
+        x, y = batch(step, 10)
+        optimizer.zero_grad()
+        F.cross_entropy(reference(x), y).backward()
+        want.append(grads(reference))
+        optimizer.step()
+
+    def body(session: Session) -> Any:
+        model = Wrapped(clone(base, session.rank))
+        opt = sgd(model)
+        session.distribute(model, opt, comm=comm)  # type: ignore[arg-type]
+        seen = []
+        for step in range(3):
+            x, y = share(batch(step, 10), session.rank, [4, 6])
+            opt.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            seen.append(grads(model))
+            opt.step()
+        return seen
+
+    for seen in run_ranks(2, body):
+        for got, expected in zip(seen, want, strict=True):
+            assert_exact(got, expected)
+
+
+class _Odd(nn.Module):
+    """channels_last and grouped convolution, a transposed one, 0-d and empty parameters, attention, N-D linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 3, groups=2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.up = nn.ConvTranspose2d(8, 4, 2)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.out = nn.Linear(4, 10, bias=False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.up(self.conv(x.view(-1, 4, 4, 4)) * self.scale).flatten(2).transpose(1, 2)
+        x, _ = self.attention(x, x, x)
+        return {"logits": self.out(x).mean(1) + self.nothing.sum()}
+
+
+@pytest.mark.parametrize("comm", COMMS)
+def test_odd_shapes_layouts_and_outputs(comm: str) -> None:
+    torch.manual_seed(0)
+    base = _Odd()
+    reference = copy.deepcopy(base)
+    optimizer = sgd(reference)
+    want = []
+    for step in range(3):
+        x, y = batch(step, 9)
+        optimizer.zero_grad()
+        F.cross_entropy(reference(x)["logits"], y).backward()
+        want.append(grads(reference))
+        optimizer.step()
+
+    def body(session: Session) -> Any:
+        model = clone(base, session.rank)
+        opt = sgd(model)
+        session.distribute(model, opt, comm=comm)  # type: ignore[arg-type]
+        seen = []
+        for step in range(3):
+            x, y = share(batch(step, 9), session.rank, [3, 4, 2])
+            opt.zero_grad()
+            F.cross_entropy(model(x)["logits"], y).backward()
+            seen.append(grads(model))
+            opt.step()
+        return seen, session.digest(model)
+
+    ranks = run_ranks(3, body)
+    for seen, _ in ranks:
+        for got, expected in zip(seen, want, strict=True):
+            assert_exact(got, expected)
+    assert len({digest for _, digest in ranks}) == 1
+
+
+def test_different_models_give_the_same_error_everywhere() -> None:
+    def body(session: Session) -> str:
+        model = nn.Sequential(nn.Linear(4, 5 + session.rank))
+        with pytest.raises(UserError) as caught:
+            session.distribute(model, sgd(model))
+        return str(caught.value)
+
+    messages = set(run_ranks(3, body))
+    assert len(messages) == 1
+    (message,) = messages
+    assert "0.weight" in message
+    assert "[5, 4]" in message
+    assert "[6, 4]" in message
+
+
+def test_the_users_model_stays_the_users_model() -> None:
+    base = build("mlp")
+
+    def body(session: Session) -> None:
+        model = clone(base, session.rank)
+        opt = sgd(model)
+        keys, classes = list(model.state_dict()), [type(m) for m in model.modules()]
+        session.distribute(model, opt, comm="sfb")
+        assert list(model.state_dict()) == keys
+        x, y = batch(0, 6)
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert [type(m) for m in copied.modules()] == classes
+            F.cross_entropy(copied(x), y).backward()  # a copy does not take part
+            assert all(p.grad is not None for p in copied.parameters())
+        assert repr(model) == repr(base)
+        session.undistribute(model)
+        assert [type(m) for m in model.modules()] == classes
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        assert all(p.grad is not None for p in model.parameters())
+
+    run_ranks(2, body)
+
+
+def test_a_world_of_one_installs_no_hook() -> None:
+    model = build("mlp")
+    optimizer = sgd(model)
+    session = Session.__new__(Session)
+    from poseidon.api.env import JobEnv
+
+    Session.__init__(session, JobEnv(), torch.device("cpu"), timeout=5)
+    session.distribute(model, optimizer, comm="hybrid")
+    assert not optimizer._optimizer_step_pre_hooks
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert type(module).__module__.startswith("torch.nn")
+    for p in model.parameters():
+        assert not p._backward_hooks
+        assert not p._post_accumulate_grad_hooks
+    session.rows(3)
+    session.synchronize()
+    assert session.gather("x") == ["x"]
+    assert session.report(model)["bytes_sent_per_iteration"] == 0
+    session.close()
