@@ -11,7 +11,7 @@ import torch
 
 from poseidon.api import Session
 from poseidon.api.env import JobEnv
-from poseidon.transport import InprocEndpoint, inproc_mesh
+from poseidon.transport import Endpoint, InprocEndpoint, inproc_mesh
 
 LIMIT_SECONDS = 60.0
 
@@ -21,10 +21,13 @@ def run_ranks(
     body: Callable[[Session], Any],
     *,
     kind: type[InprocEndpoint] = InprocEndpoint,
+    wrap: Callable[[InprocEndpoint], Endpoint] = lambda endpoint: endpoint,
     timeout: float = 20.0,
     limit: float = LIMIT_SECONDS,
 ) -> list[Any]:
     """Run `body(session)` on every rank at once; its results by rank. The first rank's exception is raised.
+
+    `wrap` may put something around each rank's endpoint (faults).
 
     Exceptions come back as results if `body` returns them. All ranks' stacks are dumped at the time limit.
     """
@@ -34,7 +37,7 @@ def run_ranks(
 
     def target(rank: int) -> None:
         job = JobEnv(rank, world_size, rank, world_size)
-        session = Session(job, torch.device("cpu"), endpoint=endpoints[rank], timeout=timeout)
+        session = Session(job, torch.device("cpu"), endpoint=wrap(endpoints[rank]), timeout=timeout)
         try:
             results[rank] = body(session)
         except BaseException as error:

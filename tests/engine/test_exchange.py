@@ -67,7 +67,9 @@ def test_an_unusable_message_ends_the_run_by_name(exchanges):
     exchanges[1].open(0, 0, Broken())
     push(exchanges[2], 1, unit=5, round=3)
     errors = everywhere(exchanges, failure)
-    assert "rank 1: cannot use PUSH from rank 2 (unit 5, round 3): IndexError: tuple index out of range" in str(errors[1])
+    assert "rank 1: cannot use PUSH from rank 2 (unit 5, round 3): IndexError: tuple index out of range" in str(
+        errors[1]
+    )
     assert not isinstance(errors[1], PeerLostError)
     for error in (errors[0], errors[2]):
         assert isinstance(error, PeerLostError)
@@ -231,7 +233,7 @@ def test_interrupt_while_waiting_leaves_a_usable_exchange(exchanges):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        exchanges[0].take(Interrupted(), lambda: [])
+        exchanges[0].take(Interrupted(), list)
     exchanges[1].say(0, 0, 7, "hello")
     assert exchanges[0].hear(1, 0, 7, "greeting") == "hello"
 
@@ -241,14 +243,16 @@ def test_interrupt_while_waiting_leaves_a_usable_exchange(exchanges):
 
 def train(steps: int = 3) -> Callable[[Session], Any]:
     def body(session: Session) -> Any:
-        torch.manual_seed(0)
+        random = torch.Generator().manual_seed(session.rank)  # the global one is shared by all ranks' threads
         model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 20))
+        for p in model.parameters():
+            nn.init.normal_(p, std=0.1, generator=random)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         try:
             session.distribute(model, optimizer, comm="ps", merge_bytes=256)
             for _ in range(steps):
                 optimizer.zero_grad()
-                model(torch.randn(4, 40)).sum().backward()
+                model(torch.randn(4, 40, generator=random)).sum().backward()
                 optimizer.step()
         except PoseidonError as error:
             return error

@@ -72,7 +72,7 @@ def test_killed():
 
 
 def test_stopped_is_slow_not_dead():
-    with peer() as (endpoint, recorder, process):
+    with peer() as (_, recorder, process):
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(AssertionError):
             recorder.wait(lambda r: r.lost, 1)

@@ -179,9 +179,12 @@ def test_connect_names_the_missing_rank():
         contacts = [endpoint.contact for endpoint in endpoints]
         for endpoint in endpoints:
             endpoint.start(Recorder())
-        third = threading.Thread(
-            target=lambda: pytest.raises(PoseidonError, endpoints[1].connect, contacts, TOKEN, 0.5)
-        )
+
+        def join_too() -> None:
+            with pytest.raises(PoseidonError):
+                endpoints[1].connect(contacts, TOKEN, 0.5)
+
+        third = threading.Thread(target=join_too)
         third.start()
         with pytest.raises(PoseidonError, match=r"rank 0: no connection from rank 2 at .*127\.0\.0\.1"):
             endpoints[0].connect(contacts, TOKEN, 0.5)
