@@ -69,10 +69,18 @@ def _main(workflow: str, argv: Sequence[str], task: Task, *, sweep: bool) -> int
     from omegaconf.errors import OmegaConfBaseException
 
     failed: list[str] = []
+    begun = False
 
     def job(cfg: Any) -> float | None:
+        nonlocal begun
+        begun = True
         overrides = list(HydraConfig.get().overrides.task)
-        result = task(OmegaConf.to_object(cfg), overrides, Path(HydraConfig.get().runtime.output_dir))
+        try:
+            result = task(OmegaConf.to_object(cfg), overrides, Path(HydraConfig.get().runtime.output_dir))
+        except UserError as error:
+            if sweep:
+                raise
+            raise SystemExit(_say(f"poseidon {workflow}: {error}", 2)) from error  # Hydra would add a line
         if result.exit_code == 0:
             return result.value
         if not sweep or result.exit_code in _SIGNALLED:
@@ -88,6 +96,11 @@ def _main(workflow: str, argv: Sequence[str], task: Task, *, sweep: bool) -> int
             return end.code if isinstance(end.code, int) else int(end.code is not None)
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(explain(error)) from error
+        except OSError as error:
+            if begun:
+                raise
+            key = "hydra.sweep.dir" if sweep else "hydra.run.dir"
+            raise UserError(f"{key}: cannot make {error.filename}: {error.strerror}") from error
     return 0
 
 

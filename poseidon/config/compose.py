@@ -114,6 +114,7 @@ def compose(
                 raise UserError(_describe_missing(absent[0], choices, folder))
             config = OmegaConf.to_object(cfg)
             _refuse_unknown(config)
+            _refuse_several(config, overrides)
             return config
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             line = explain(error, overrides, lambda key: _names(config_name, given, key))
@@ -128,6 +129,14 @@ def _refuse_unknown(config: Any, prefix: str = "") -> None:
             raise UserError(unknown_key(f"{prefix}{name}", known))
         if dataclasses.is_dataclass(value):
             _refuse_unknown(value, f"{prefix}{name}.")
+
+
+def _refuse_several(config: Any, overrides: Sequence[str]) -> None:
+    """Hydra merges the choices of ``comm=[ps,sfb]`` into one; nobody means that."""
+    groups = [field.name for field in dataclasses.fields(config)]
+    for override in _parsed(overrides):
+        if override.key_or_group in groups and isinstance(override.value(), list):
+            raise UserError(f"{override.input_line}: takes one choice; a sweep is -m {override.key_or_group}=a,b")
 
 
 def _missing(value: Any, key: str = "") -> list[str]:

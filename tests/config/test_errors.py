@@ -1,0 +1,116 @@
+"""A mistake is one line that names the key and what it accepts; nothing starts and no folder is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poseidon import cli
+
+MISTAKES = [
+    # unknown names
+    (["model=lenett"], ["model=lenett", "did you mean lenet?", "alexnet, cifar10_quick, lenet, mlp or torchvision"]),
+    (["cluster="], ["cluster=", "cluster is local"]),
+    (["experiment=lenet"], ["did you mean lenet_mnist?"]),
+    (["modell=lenet"], ["modell: there is no such key", "did you mean model?"]),
+    (["trainer.epoch=3"], ["trainer.epoch: there is no such key", "did you mean trainer.epochs?"]),
+    (["+trainer.foo=1"], ["trainer.foo: there is no such key"]),
+    (["optimizer.momentun=0.5"], ["did you mean optimizer.momentum?", "+optimizer.momentun=0.5"]),
+    (["hydra.run.dirr=x"], ["hydra.run.dirr", "did you mean hydra.run.dir?"]),
+    # values
+    (["comm.overlap=nothing"], ["comm.overlap=nothing: must be none or backward"]),
+    (["comm.encryption=tls"], ["comm.encryption=tls: must be curve, none or null"]),
+    (["device=gpu"], ["device=gpu: must be auto, cpu or cuda"]),
+    (["trainer.epochs=many"], ["trainer.epochs=many: must be a number or null"]),
+    (["cluster.nodes=2.5"], ["cluster.nodes=2.5: must be a whole number"]),
+    (["cluster.nodes=0"], ["cluster.nodes=0: must be at least 1"]),
+    (["trainer.batch_size=-1"], ["trainer.batch_size=-1: must be at least 1"]),
+    (["trainer.epochs=0"], ["trainer.epochs=0", "greater than 0"]),
+    (["comm.timeout=.inf"], ["comm.timeout"]),
+    (["comm.kv_bytes=5"], ["comm.kv_bytes=5: must be at least 1024"]),
+    (["comm.kv_bytes=1000000000"], ["comm.kv_bytes=1000000000: must be at most"]),
+    (["trainer.target_accuracy=97"], ["trainer.target_accuracy", "write 0.97"]),
+    (["optimizer.lr=fast"], ["optimizer.lr=fast: must be a number"]),
+    (["optimizer.lr=-1"], ["optimizer.lr=-1: must be a number, at least 0"]),
+    (["dataset.shape=3"], ["dataset.shape=3: must be a list"]),
+    (["dataset.num_classes=0"], ["dataset.num_classes=0"]),
+    (["dataset.train_share=2"], ["dataset: train_share=2"]),
+    (["dataset=synthetic", "dataset.size=0"], ["dataset: size=0"]),
+    (["schedule=step", "schedule.interval=week"], ["schedule.interval=week: must be epoch or iteration"]),
+    # what belongs together
+    (["trainer.global_batch=64"], ["trainer.global_batch=64: is for comm=single only"]),
+    (["trainer.epochs=null"], ["trainer.epochs and trainer.iterations are both null"]),
+    (["trainer.accumulate=33"], ["trainer.accumulate=33: must be at most trainer.batch_size=32"]),
+    (["comm=ddp", "comm.overlap=none"], ["comm.overlap=none: comm=ddp always overlaps"]),
+    (["schedule=cosine", "trainer.epochs=null", "trainer.iterations=9"], ["schedule.T_max: follows trainer.epochs"]),
+    (["dataset=digits"], ["model: lenet needs images of at least 15x15", "8x8"]),
+    (["trainer.resume=nowhere.pt"], ["trainer.resume: there is no file", "nowhere.pt"]),
+    # targets
+    (["model=torchvision"], ["model.name has no value"]),
+    (["model=torchvision", "model.name=resnet5"], ["model.name=resnet5", "nearest: resnet50"]),
+    (["model=torchvision", "model.name=fcn_resnet50"], ["model.name=fcn_resnet50 is no image classifier"]),
+    (["~model"], ["model._target_: is not set"]),
+    (["optimizer._target_=torch.optim.SDG"], ["module torch.optim has no SDG; did you mean SGD?"]),
+    (["optimizer._target_=nopackage.SGD"], ["there is no package nopackage"]),
+    (["optimizer._target_=torch.optim"], ["is a module; name the class"]),
+    (["optimizer._target_=torch.optim.Adam"], ["optimizer: torch.optim.Adam takes no momentum; it takes lr, betas"]),
+    (["+model.widths=[3]"], ["model: poseidon.models.lenet takes no widths; it takes shape, num_classes"]),
+    # grammar
+    (["comm=[ps,sfb]"], ["comm=[ps,sfb]: takes one choice"]),
+    (["comm=[ps,oops]"], ["comm=oops: cannot be loaded"]),
+    (["comm=null"], ["comm=null: a group takes the name of one of its choices"]),
+    (["cluster.nodes=1,2"], ["cluster.nodes=1,2: several values are a sweep: add -m"]),
+    (["lenet"], ["lenet: overrides are written key=value"]),
+    (["--fast"], ["unrecognized arguments: --fast"]),
+    (["--config-dir", "nowhere"], ["--config-dir: there is no folder", "nowhere"]),
+    # any job of a sweep
+    (["-m", "comm=ps,sbf"], ["comm=sbf: there is no such choice; did you mean sfb?"]),
+    (["-m", "comm=ps,sfb", "trainer.batch_size=8,0"], ["trainer.batch_size=0: must be at least 1"]),
+    (["-m", "seed=range(100)", "comm=ps,sfb,hybrid,oops"], ["comm=oops"]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), MISTAKES, ids=lambda value: " ".join(value)[:60])
+def test_a_mistake_is_one_line_and_starts_nothing(overrides, words, asked, capfd):
+    assert cli.main(["train", *overrides]) == 2
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("poseidon train: ")
+    for word in words:
+        assert word in printed.err
+    assert asked == []
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, asked, capfd):
+    (tmp_path / "file").touch()
+    for arguments in (["hydra.run.dir=file/run"], ["-m", "seed=1,2", "hydra.sweep.dir=file/sweep"]):
+        assert cli.main(["train", *arguments]) == 2
+        message = capfd.readouterr().err.splitlines()[-1]
+        assert "cannot make" in message
+        assert arguments[-1].partition("=")[0] in message
+
+
+def test_a_choice_of_one_s_own_with_a_mistake_names_its_file(tmp_path, asked, capfd):
+    (tmp_path / "my" / "trainer").mkdir(parents=True)
+    (tmp_path / "my" / "trainer" / "mine.yaml").write_text("epoch: 3\n")
+    assert cli.main(["train", "--config-dir", "my", "trainer=mine"]) == 2
+    message = capfd.readouterr().err
+    assert "trainer.epoch" in message
+    assert "trainer/mine.yaml" in message
+
+
+def test_a_config_file_that_is_no_yaml_is_one_line(tmp_path, asked, capfd):
+    (tmp_path / "my" / "model").mkdir(parents=True)
+    (tmp_path / "my" / "model" / "mine.yaml").write_text("a: [1\nb: 2\n")
+    assert cli.main(["train", "--config-dir", "my", "model=mine"]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_the_largest_kv_pair_is_the_transport_s_largest_message():
+    from poseidon.config.check import MOST_KV_BYTES
+    from poseidon.transport.zeromq import MAX_PAYLOAD
+
+    assert MOST_KV_BYTES == MAX_PAYLOAD
