@@ -60,12 +60,16 @@ def join(job: JobEnv, device: torch.device, timeout: float) -> Any:
 
 
 def _init(job: JobEnv, backend: str, timeout: timedelta) -> None:
-    rank, size = job.rank, job.world_size
+    """Wait for all ranks ourselves: torch would wait for a missing one as long as for a slow one, and not name it."""
+    rank, size, start = job.rank, job.world_size, timedelta(seconds=START_SECONDS)
     if job.store_fd is None:
-        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
+        store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=start)))
     else:
-        store = _own_store(job, timedelta(seconds=START_SECONDS))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        store = _own_store(job, start)
+    store.set(f"here/{job.attempt}/{rank}", "")
+    for peer in range(size):
+        get(store, f"here/{job.attempt}/{peer}", peer, "a sign of life", START_SECONDS)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def _own_store(job: JobEnv, timeout: timedelta) -> Any:

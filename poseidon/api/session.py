@@ -289,7 +289,11 @@ def init(
     start = time.monotonic()
     # First the socket, which refuses other hosts without `encryption`, then the wait for other ranks.
     endpoint = rendezvous.mesh(job, encryption)
-    store = rendezvous.join(job, place, timeout)
+    try:
+        store = rendezvous.join(job, place, timeout)
+    except BaseException:
+        endpoint.close(0)
+        raise
     session = Session(job, place, store=store, endpoint=endpoint, timeout=timeout)
     session._owns_process_group = owns
     try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from poseidon.api import rendezvous
@@ -54,6 +56,25 @@ def test_a_missing_rank_is_named(store, monkeypatch):
             rendezvous.connect(JobEnv(0, 2, 0, 2), store, endpoint)
     finally:
         endpoint.close(0)
+
+
+@pytest.mark.parametrize("launcher", ["ours", "another"])
+def test_a_rank_that_never_starts(launcher, monkeypatch):
+    """Before torch's process group would wait for it, far longer."""
+    monkeypatch.setattr(rendezvous, "START_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        fd = os.dup(listening.fileno())  # the store closes it
+    if launcher == "another":
+        os.close(fd)
+    job = JobEnv(0, 2, 0, 2, "127.0.0.1", port, fd if launcher == "ours" else None)
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port), ("RANK", 0), ("WORLD_SIZE", 2)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    wanted = "rank 1 has not given a sign of life" if launcher == "ours" else "1/2 clients joined"
+    with pytest.raises(PoseidonError, match=wanted):
+        rendezvous.join(job, torch.device("cpu"), 5.0)
+    assert not dist.is_initialized()
 
 
 def test_gather_in_rank_order(store):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -215,14 +216,12 @@ def zmtp1(*frames: bytes) -> bytes:
 
 
 def raw_send(port: int, data: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", port), LIMIT) as sock:
+    """Say `data`, and stay until the other side hangs up or has nothing to say."""
+    with socket.create_connection(("127.0.0.1", port), LIMIT) as sock, contextlib.suppress(OSError):
+        sock.settimeout(0.5)
         sock.sendall(data)
         sock.shutdown(socket.SHUT_WR)
-        sock.settimeout(0.5)
-        try:
-            while sock.recv(4096):
-                pass
-        except OSError:
+        while sock.recv(4096):
             pass
 
 
