@@ -65,6 +65,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _configs(argv: Sequence[str]) -> list[tuple[Any, list[str]]]:
     """Typed config and overrides of each run; all are composed, and so checked, before any starts."""
+    from poseidon.config.check import check_train
     from poseidon.config.compose import compose
 
     taken = [argument for argument in argv if argument.startswith(("comm=", "trainer.global_batch=", "-"))]
@@ -77,6 +78,7 @@ def _configs(argv: Sequence[str]) -> list[tuple[Any, list[str]]]:
         if comm == "single":
             overrides.append(f"trainer.global_batch={config.cluster.nodes * config.trainer.batch_size}")
             config = compose("train", overrides)
+        check_train(config)
         configs.append((config, overrides))
     return configs
 

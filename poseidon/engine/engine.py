@@ -69,6 +69,8 @@ class Engine:
         self._buffer_syncs = 0
         self._sync = True
         self._warned = False
+        self._closed = False  # has a round been closed since the last optimizer step?
+        self._plan_version = 0
         agree(exchange, index, manifest(model, vars(options)))
         state = [*model.parameters(), *model.buffers()]
         broadcast(exchange, index, TAG_TENSORS, state, "initial state")
@@ -79,11 +81,9 @@ class Engine:
         self._records: dict[int, Record] = {}
         self._infos = self._describe(named)
         self._capture()
-        self._install(self._plan_version, {})
+        self._install(0, {})
         self._hook(optimizer)
         self._new_round()
-
-    _plan_version = 0
 
     # --- set-up ------------------------------------------------------------------------------------------------
 
@@ -265,8 +265,6 @@ class Engine:
             self._close()
         self._closed = False
 
-    _closed = False
-
     def _close(self) -> None:
         """Send what has not left, wait for all results, write them to ``p.grad``."""
         for index in range(len(self._params)):
@@ -346,6 +344,8 @@ class Engine:
 
 def _refuse(model: nn.Module) -> None:
     for name, p in model.named_parameters():
+        if p.device.type != "cpu":
+            raise UserError(f"parameter {name} is on {p.device}: ps, sfb and hybrid need the CPU; use comm='ddp'")
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise UserError(
                 f"parameter {name} has no shape yet (a lazy module): run one forward pass before distribute()"
