@@ -10,10 +10,18 @@ from poseidon.data.check import check
 if TYPE_CHECKING:
     from poseidon.data.handwritten import digits, mnist5k
     from poseidon.data.noise import synthetic
+    from poseidon.data.tensors import InMemory, Rows, collate
 
-__all__ = ["check", "digits", "mnist5k", "synthetic"]
+__all__ = ["InMemory", "Rows", "check", "collate", "digits", "mnist5k", "synthetic"]
 
-_HOME = {"digits": "handwritten", "mnist5k": "handwritten", "synthetic": "noise"}
+_HOME = {
+    "InMemory": "tensors",
+    "Rows": "tensors",
+    "collate": "tensors",
+    "digits": "handwritten",
+    "mnist5k": "handwritten",
+    "synthetic": "noise",
+}
 
 
 def __getattr__(name: str) -> Any:

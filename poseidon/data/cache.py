@@ -22,8 +22,10 @@ def cache_dir() -> Path | None:
         return None
 
 
-def cached(name: str, make: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """The array in the cache's file ``name``.npy; made, and kept if possible, when there is none that is whole.
+def cached(
+    name: str, make: Callable[[], NDArray[np.uint8]], usable: Callable[[NDArray[np.uint8]], bool]
+) -> NDArray[np.uint8]:
+    """The array in the cache's file ``name``.npy; made, and kept if possible, when there is none that is usable.
 
     Safe with any number of processes at once: each may make it, and the last to finish replaces the file by
     an equal one.
@@ -34,7 +36,8 @@ def cached(name: str, make: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8
     path = folder / f"{name}.npy"
     with suppress(OSError, ValueError, EOFError):  # none yet, or torn by a full disk
         array: NDArray[np.uint8] = np.load(path, allow_pickle=False)
-        return array
+        if isinstance(array, np.ndarray) and usable(array):  # np.load reads archives too
+            return array
     array = make()
     with suppress(OSError):  # read-only or full
         _keep(path, array)

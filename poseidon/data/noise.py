@@ -10,15 +10,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from poseidon.data.check import check_noise
+from poseidon.data.tensors import Rows
 
 #: Images are windows of one buffer of noise, at one of so many places.
 _PLACES = 1 << 16
 
 
-class Noise(Dataset[tuple[Tensor, int]]):
-    """``size`` rows of (image of standard normal float32, class).
+class Noise(Dataset[tuple[Tensor, ...]]):
+    """``size`` rows of (image of standard normal float32, class as an int64 scalar).
 
-    A row costs nothing to make, so that it is the training which is measured: image ``i`` is a view into a
+    A row costs a copy and no more, so that it is the training which is measured: image ``i`` is a window of a
     buffer of noise, made on first use in each process, at a place that depends on seed and ``i``.
     """
 
@@ -32,16 +33,26 @@ class Noise(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Rows:
+        mixed = [_mix(self.seed, self._inside(index)) for index in indices]
+        places = torch.tensor([number % _PLACES for number in mixed], dtype=torch.int64)
+        classes = torch.tensor([(number >> 16) % self.classes for number in mixed], dtype=torch.int64)
+        return Rows(self._windows().index_select(0, places).view(-1, *self.shape), classes)
+
+    def _inside(self, index: int) -> int:
         if not 0 <= index < self.size:
             raise IndexError(index)
+        return index
+
+    def _windows(self) -> Tensor:
+        """Every window of the buffer, (_PLACES + 1, numbers per image): a view."""
         if self._buffer is None:
             generator = torch.Generator().manual_seed(self.seed)
             self._buffer = torch.randn(math.prod(self.shape) + _PLACES, generator=generator)
-        mixed = _mix(self.seed, index)
-        place = mixed % _PLACES
-        image = self._buffer[place : place + math.prod(self.shape)].view(self.shape)
-        return image, (mixed >> 16) % self.classes
+        return self._buffer.unfold(0, math.prod(self.shape), 1)
 
 
 def synthetic(

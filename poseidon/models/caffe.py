@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from poseidon.models.sized import Sized
-from poseidon.models.sizes import features
+from poseidon.models.sizes import check_positive, features
 
 
 def lenet(shape: Sequence[int] = (1, 28, 28), num_classes: int = 10) -> nn.Module:
@@ -23,13 +23,14 @@ def lenet(shape: Sequence[int] = (1, 28, 28), num_classes: int = 10) -> nn.Modul
     Raises:
         UserError: the images are too small.
     """
+    inputs = _inputs("lenet", shape, num_classes)
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(shape[0], 20, 5),
         pool1=nn.MaxPool2d(2, 2, ceil_mode=True),
         conv2=nn.Conv2d(20, 50, 5),
         pool2=nn.MaxPool2d(2, 2, ceil_mode=True),
         flat=nn.Flatten(),
-        ip1=nn.Linear(features("lenet", shape), 500),
+        ip1=nn.Linear(inputs, 500),
         relu1=nn.ReLU(),
         ip2=nn.Linear(500, num_classes),
     )
@@ -38,6 +39,7 @@ def lenet(shape: Sequence[int] = (1, 28, 28), num_classes: int = 10) -> nn.Modul
 
 def cifar10_quick(shape: Sequence[int] = (3, 32, 32), num_classes: int = 10) -> nn.Module:
     """Three convolutions, two linear layers; 145,578 parameters by default. Arguments as of :func:`lenet`."""
+    inputs = _inputs("cifar10_quick", shape, num_classes)
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(shape[0], 32, 5, padding=2),
         pool1=nn.MaxPool2d(3, 2, ceil_mode=True),
@@ -49,7 +51,7 @@ def cifar10_quick(shape: Sequence[int] = (3, 32, 32), num_classes: int = 10) -> 
         relu3=nn.ReLU(),
         pool3=nn.AvgPool2d(3, 2, ceil_mode=True),
         flat=nn.Flatten(),
-        ip1=nn.Linear(features("cifar10_quick", shape), 64),
+        ip1=nn.Linear(inputs, 64),
         ip2=nn.Linear(64, num_classes),
     )
     return Sized("cifar10_quick", shape, layers)
@@ -65,7 +67,7 @@ def alexnet(shape: Sequence[int] = (3, 227, 227), num_classes: int = 1000, dropo
     Raises:
         UserError: the images are too small.
     """
-    size = features("alexnet", shape)
+    inputs = _inputs("alexnet", shape, num_classes)
 
     def norm() -> nn.Module:
         return nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75)
@@ -90,7 +92,7 @@ def alexnet(shape: Sequence[int] = (3, 227, 227), num_classes: int = 1000, dropo
         relu5=nn.ReLU(),
         pool5=pool(),
         flat=nn.Flatten(),
-        fc6=nn.Linear(size, 4096),
+        fc6=nn.Linear(inputs, 4096),
         relu6=nn.ReLU(),
         drop6=nn.Dropout(dropout),
         fc7=nn.Linear(4096, 4096),
@@ -99,3 +101,9 @@ def alexnet(shape: Sequence[int] = (3, 227, 227), num_classes: int = 1000, dropo
         fc8=nn.Linear(4096, num_classes),
     )
     return Sized("alexnet", shape, layers)
+
+
+def _inputs(network: str, shape: Sequence[int], num_classes: int) -> int:
+    """Inputs of the first linear layer; before any layer is made, which would complain in PyTorch's words."""
+    check_positive(num_classes=num_classes)
+    return features(network, shape)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from poseidon.errors import UserError
-from poseidon.models.sizes import LAYOUT, features
+from poseidon.models.sizes import LAYOUT, check_positive, features
 
 
 def check(node: Mapping[str, Any]) -> None:
@@ -20,6 +19,4 @@ def check(node: Mapping[str, Any]) -> None:
         from poseidon.models.vision import check_arch
 
         check_arch(node["arch"])
-    classes = node.get("num_classes", 1)
-    if not isinstance(classes, int) or classes < 1:
-        raise UserError(f"num_classes={classes} must be a positive whole number")
+    check_positive(num_classes=node.get("num_classes", 1))

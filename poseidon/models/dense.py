@@ -11,6 +11,7 @@ from torch import nn
 
 from poseidon.errors import UserError
 from poseidon.models.sized import Sized
+from poseidon.models.sizes import check_positive, is_positive
 
 
 def mlp(shape: Sequence[int], num_classes: int, widths: Sequence[int] = (512, 256)) -> nn.Module:
@@ -21,10 +22,12 @@ def mlp(shape: Sequence[int], num_classes: int, widths: Sequence[int] = (512, 25
         widths: outputs of each hidden layer.
 
     Raises:
-        UserError: a width is none.
+        UserError: a width or a side is none.
     """
-    if not all(isinstance(width, int) and width > 0 for width in widths):
-        raise UserError(f"mlp: widths must be positive whole numbers, are {list(widths)}")
+    for name, numbers in (("widths", widths), ("dataset.shape", shape)):
+        if not all(is_positive(number) for number in numbers):
+            raise UserError(f"mlp: {name} must be positive whole numbers, are {list(numbers)}")
+    check_positive(num_classes=num_classes)
     sizes = [math.prod(shape), *widths]
     layers: OrderedDict[str, nn.Module] = OrderedDict(flat=nn.Flatten())
     for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes), 1):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from poseidon.errors import UserError
 
@@ -48,7 +49,7 @@ def features(network: str, shape: Shape) -> int:
     Raises:
         UserError: not an image's shape, or too small for the network.
     """
-    if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
+    if len(shape) != 3 or not all(is_positive(side) for side in shape):
         raise UserError(f"{network} needs images: dataset.shape must be [channels, height, width], is {list(shape)}")
     windows, channels = LAYOUT[network]
     height, width = (_through(windows, side) for side in shape[1:])
@@ -56,6 +57,18 @@ def features(network: str, shape: Shape) -> int:
         least = next(side for side in range(1, 1000) if _through(windows, side))
         raise UserError(f"{network} needs images of at least {least}x{least}; dataset.shape says {shape[1]}x{shape[2]}")
     return channels * height * width
+
+
+def is_positive(value: Any) -> bool:
+    """Whether it is a whole number from 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def check_positive(**values: Any) -> None:
+    """Raises UserError, naming the argument, unless all are whole numbers from 1."""
+    for name, value in values.items():
+        if not is_positive(value):
+            raise UserError(f"{name}={value} must be a positive whole number")
 
 
 def _through(windows: Sequence[Window], side: int) -> int:

@@ -11,9 +11,11 @@ import torchvision
 from torch import nn
 
 from poseidon.errors import UserError
+from poseidon.models.sizes import check_positive
 
-#: Their training output is a tuple with auxiliary heads, which no loss of one output takes.
-_AUXILIARY = {"googlenet": {"aux_logits": False, "init_weights": True}, "inception_v3": {"aux_logits": False}}
+#: With auxiliary heads their training output is a tuple, which no loss of one output takes: none for now, unlike
+#: in the papers. Without init_weights torchvision warns and then does the same.
+_AUXILIARY = {arch: {"aux_logits": False, "init_weights": True} for arch in ("googlenet", "inception_v3")}
 
 
 def torchvision_model(arch: str, num_classes: int, shape: Sequence[int] | None = None, **options: Any) -> nn.Module:
@@ -28,6 +30,7 @@ def torchvision_model(arch: str, num_classes: int, shape: Sequence[int] | None =
         UserError: no such network, not a classifier, or not for images of this shape.
     """
     check_arch(arch)
+    check_positive(num_classes=num_classes)
     options = {**_AUXILIARY.get(arch, {}), **options}
     if shape is not None:
         _try_out(arch, num_classes, shape, options)
