@@ -4,7 +4,7 @@ PyTorch's loader asks a data set that has ``__getitems__`` for all rows of a bat
 to ``collate_fn``. Here that is :class:`Rows`: already the batch, and still a sequence of samples for a
 ``collate_fn`` that knows nothing of it (PyTorch's own, for one). :func:`collate` takes the batch as it is:
 
-    DataLoader(data, 32, collate_fn=collate)  # 32 digits of 28x28: about 30 us instead of 300
+    DataLoader(data, 32, collate_fn=collate)  # 32 digits of 28x28: 70 us through the loader instead of 300
 """
 
 from __future__ import annotations
