@@ -376,6 +376,7 @@ def test_a_client_without_an_allowed_key_cannot_deliver(client):
             *_, server_key = json.loads(endpoints[0].contact)
             for port in ports(endpoints[0]):
                 sock = context.socket(zmq.PUSH)
+                sock.linger = 0
                 if client == "own key":
                     sock.curve_serverkey = server_key.encode()
                     sock.curve_publickey, sock.curve_secretkey = zmq.curve_keypair()
