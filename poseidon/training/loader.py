@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
+from poseidon import data
 from poseidon.data.sampler import GlobalBatchSampler, derive_seed, share
 from poseidon.errors import UserError
 
@@ -22,10 +23,10 @@ class Batch:
     data: Any
 
 
-def collate(samples: list[Any], parts: int) -> list[Batch]:
+def collate(samples: Sequence[Any], parts: int) -> list[Batch]:
     """Samples of one step as at most ``parts`` micro-batches, none of them empty; [] without samples."""
     cuts = (share(len(samples), part, parts) for part in range(parts))
-    return [Batch(len(cut), default_collate([samples[i] for i in cut])) for cut in cuts if cut]
+    return [Batch(len(cut), data.collate(samples[cut.start : cut.stop])) for cut in cuts if cut]
 
 
 def to_device(data: Any, device: torch.device) -> Any:
