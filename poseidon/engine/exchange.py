@@ -275,6 +275,10 @@ class Exchange:
         finally:
             self.unwatch(queue)
 
+    def empty(self, kind: Kind, peer: int, model: int, tag: int) -> None:
+        """Everything that was to come under this address has been received."""
+        self._mail.pop((kind, model, tag, peer), None)
+
     def close(self, timeout: float = 5.0) -> None:
         """Say goodbye and free the endpoint."""
         for peer in range(self.world_size):

@@ -35,8 +35,9 @@ def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
     schemes: dict[str, str] = {}
     for row in plan_rows:
         # A layer is named after its weight's scheme; its bias is always small and goes by PS.
-        if row["scheme"] == "sfb" or row["layer"] not in schemes:
-            schemes[row["layer"] or "(root)"] = row["scheme"]
+        layer = row["layer"] or "(root)"
+        if row["scheme"] == "sfb" or layer not in schemes:
+            schemes[layer] = row["scheme"]
     return {
         "schemes": schemes,
         "plan": plan_rows,

@@ -97,6 +97,7 @@ def broadcast(exchange: Exchange, model_index: int, tag: int, tensors: Sequence[
             got += header.length
         if flat.data_ptr() != tensor.data_ptr() or not tensor.is_cpu:
             tensor.copy_(flat.view_as(tensor))
+    exchange.empty(Kind.STATE, 0, model_index, tag)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -272,6 +272,7 @@ class ZmqEndpoint:
             busy = self._run_posted()
             for channel in (URGENT, BULK):
                 busy |= self._receive(channel)
+            look = False
             if not busy:
                 self._asleep = True
                 ready = dict(poller.poll(0 if self._posted else self._poll_ms()))
@@ -279,7 +280,9 @@ class ZmqEndpoint:
                 if self._wake_in.fileno() in ready:
                     with contextlib.suppress(BlockingIOError):
                         self._wake_in.recv(4096)
-            if not busy or time.monotonic() > watched + WATCH_SECONDS:
+                look = not monitors.isdisjoint(ready) or self._health.next_due() is not None
+            # Asking each monitor costs more than a message: only when there is something, or now and then.
+            if look or time.monotonic() > watched + WATCH_SECONDS:
                 self._watch()
                 self._report_lost()
                 watched = time.monotonic()

@@ -342,3 +342,18 @@ def test_a_world_of_one_installs_no_hook() -> None:
     assert session.gather("x") == ["x"]
     assert session.report(model)["bytes_sent_per_iteration"] == 0
     session.close()
+
+
+def test_a_bare_linear_is_named_root_and_keeps_its_scheme() -> None:
+    base = nn.Linear(64, 64)
+
+    def body(session: Session) -> Any:
+        model = clone(base, session.rank)
+        opt = sgd(model)
+        session.distribute(model, opt, comm="sfb")
+        for step in range(2):
+            model(batch(step, 4)[0]).sum().backward()
+            opt.step()
+        return session.report(model)["schemes"]
+
+    assert run_ranks(2, body) == [{"(root)": "sfb"}] * 2
