@@ -164,11 +164,11 @@ def _cut(numel: int, itemsize: int, load: list[int], kv_bytes: int, merge_bytes:
     """KV pairs of at most `kv_bytes`, dealt round-robin over the shards, least loaded first; `load` is updated.
 
     A tensor that gives fewer pairs than there are shards is cut finer, so that no shard is idle while
-    another is full, but not below half of `merge_bytes`, where the message costs more than its bytes.
+    another is full, but not below `merge_bytes`, where the message costs more than its bytes.
     """
     shards = len(load)
     pieces = math.ceil(numel / max(1, kv_bytes // itemsize))
-    finest = numel * itemsize // max(1, merge_bytes // 2)
+    finest = numel * itemsize // max(1, merge_bytes)
     pieces = max(1, pieces, min(shards, finest))
     if pieces > shards:
         pieces = math.ceil(pieces / shards) * shards

@@ -37,8 +37,9 @@ MAX_PAYLOAD = 64 * 1024 * 1024
 _ENVELOPE = 1024
 #: Messages taken from one socket before the others get their turn.
 BURST = 32
-#: However busy the traffic, connection events are looked at this often.
+#: However busy or idle the traffic, connection events are looked at this often.
 WATCH_SECONDS = 0.2
+_POLL_MS = 200
 BULK, URGENT = 0, 1
 
 
@@ -262,51 +263,43 @@ class ZmqEndpoint:
             self._handler.on_error(error)
 
     def _loop(self) -> None:
-        monitors = {*self._in_monitors.values(), *self._out_monitors.values()}
+        # Connection events are not polled for: that would cost more than a message does, and WATCH_SECONDS do.
         poller = zmq.Poller()
-        for sock in (*self._in.values(), *monitors):
+        for sock in self._in.values():
             poller.register(sock, zmq.POLLIN)
         poller.register(self._wake_in, zmq.POLLIN)
-        watched = time.monotonic()
+        watch = 0.0
         while not (self._stopping and not self._posted):
-            busy = self._run_posted()
-            for channel in (URGENT, BULK):
-                busy |= self._receive(channel)
-            look = False
-            if not busy:
+            self._run_posted()
+            more = [self._receive(channel) for channel in (URGENT, BULK)]
+            if not any(more):
                 self._asleep = True
-                ready = dict(poller.poll(0 if self._posted else self._poll_ms()))
+                ready = dict(poller.poll(0 if self._posted else _POLL_MS))
                 self._asleep = False
                 if self._wake_in.fileno() in ready:
                     with contextlib.suppress(BlockingIOError):
                         self._wake_in.recv(4096)
-                look = not monitors.isdisjoint(ready) or self._health.next_due() is not None
-            # Asking each monitor costs more than a message: only when there is something, or now and then.
-            if look or time.monotonic() > watched + WATCH_SECONDS:
+            now = time.monotonic()
+            due = self._health.next_due()
+            if now >= watch or (due is not None and now >= due):
                 self._watch()
                 self._report_lost()
-                watched = time.monotonic()
+                watch = now + WATCH_SECONDS
 
-    def _poll_ms(self) -> int:
-        due = self._health.next_due()
-        return 1000 if due is None else max(0, int(1000 * (due - time.monotonic())) + 1)
-
-    def _run_posted(self) -> bool:
-        done = False
+    def _run_posted(self) -> None:
         while self._posted:
-            done = True
             try:
                 self._posted.popleft()()
             except Exception as error:
                 self._report(error)
-        return done
 
     def _receive(self, channel: int) -> bool:
-        for count in range(BURST):
+        """Take what has come; True: there may be more."""
+        for _ in range(BURST):
             try:
                 frames = self._in[channel].recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return count > 0
+                return False
             payload = frames[1].buffer if len(frames) == 2 else memoryview(b"")
             head = frames[0].buffer if len(frames) <= 2 else b""
             header = unpack(head, self._token, self.world_size, payload.nbytes)

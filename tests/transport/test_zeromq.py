@@ -100,7 +100,7 @@ def test_an_error_in_the_thread_is_reported_and_does_not_end_it():
 
 def test_the_end_of_the_thread_itself_is_reported(monkeypatch):
     with mesh(2) as (endpoints, recorders):
-        monkeypatch.setattr(endpoints[0], "_poll_ms", lambda: 1 / 0)
+        monkeypatch.setattr(endpoints[0], "_watch", lambda: 1 / 0)
         endpoints[0].post(lambda: None)
         recorders[0].wait(lambda r: r.errors)
 
