@@ -67,9 +67,7 @@ def start(programs: list[Program], job: Job, body: str, interrupt: float = 5.0) 
     return program
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
-)
+@pytest.mark.parametrize(("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")])
 def test_one_signal_ends_everything_cleanly(
     job: Job, programs: list[Program], number: int, code: int, name: str
 ) -> None:
