@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from poseidon.engine.backward import Hook, nested
 from poseidon.engine.capture import Record, attach, can_capture, self_test
 from poseidon.engine.exchange import Exchange
+from poseidon.engine.forwards import Forward, leading_rows
 from poseidon.engine.gradients import Gradients
 from poseidon.engine.start import TAG_PLAN, TAG_SEEN, TAG_TENSORS, agree, broadcast, manifest
 from poseidon.engine.syncers import Syncers
@@ -65,7 +66,8 @@ class Engine:
         self.decision = Decision({}, {})
         self._model, self._exchange, self._index = model, exchange, index
         self._explicit_rows: int | None = None
-        self._seen_rows = 0
+        self._forwards: list[Forward] = []
+        self._said: tuple[int, bool] | None = None  # rows of this step's last round, and were they explicit?
         self._buffer_syncs = 0
         self._sync = True
         self._warned = False
@@ -158,20 +160,16 @@ class Engine:
         self._round_rows: int | None = None
         self._factor_sizes: dict[str, FactorSize] = {}
         self._in_forward = False
+        self._forward_rows = 0
 
     # --- forward -----------------------------------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._exchange.check()
-        self._in_forward = torch.is_grad_enabled()
         if self._task is not None and torch._C._current_graph_task_id() == -1:
             self._aborted()
-        if self._in_forward:
-            first = next((t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor | list)), None)
-            if isinstance(first, torch.Tensor):
-                self._seen_rows += first.shape[0] if first.dim() else 1
-            elif first is not None:
-                self._seen_rows += len(first)
+        self._in_forward = torch.is_grad_enabled()
+        self._forward_rows = leading_rows(args, kwargs) if self._in_forward else 0
 
     def _aborted(self) -> None:
         """The last backward pass ended in an exception."""
@@ -181,6 +179,7 @@ class Engine:
             )
         for record in self._records.values():
             record.factors.clear()
+        self._forwards = [forward for forward in self._forwards if forward.reached != self._task]
         self._new_round()
 
     def _before_module(self, module: nn.Module, args: Any) -> None:
@@ -194,11 +193,16 @@ class Engine:
                     self._late.add(self._by_id[id(p)])
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._in_forward = False
-        if self._sync and torch.is_grad_enabled():
-            for t in _pytree.tree_leaves(output):
-                if isinstance(t, torch.Tensor) and t.requires_grad:
-                    t.register_hook(self._open)
+        counts, self._in_forward = self._in_forward, False
+        if not torch.is_grad_enabled() or output is None:  # None: it raised, or returns nothing
+            return
+        forward, reach = Forward.begin(self._forward_rows, self._open)
+        if counts:
+            self._forwards.append(forward)
+        for t in _pytree.tree_leaves(output):
+            if isinstance(t, torch.Tensor) and t.requires_grad:
+                forward.hooked = True
+                t.register_hook(reach)
 
     # --- backward ----------------------------------------------------------------------------------------------
 
@@ -244,14 +248,22 @@ class Engine:
     def _rows(self) -> int:
         """n_r of this round; fixed when its first unit leaves."""
         if self._round_rows is None:
-            if self._explicit_rows is not None:
-                rows = self._explicit_rows
-            elif self._seen_rows or not any(p.grad is not None for p in self._params):
-                rows = self._seen_rows
-            else:
-                rows = 1  # gradients without a forward of the root module: nothing tells its rows
+            rows, explicit = self._step_rows()
+            self._said = (rows, explicit)
             self._round_rows = rows if self.options.rows == "leading" else 1
         return self._round_rows
+
+    def _step_rows(self) -> tuple[int, bool]:
+        """n_r, and whether session.rows() said so. A step may have several rounds (backward passes): what was
+        said holds for all of them, and a pass without a forward of its own is over the rows of the last one."""
+        if self._explicit_rows is not None:
+            return self._explicit_rows, True
+        seen = sum(forward.rows for forward in self._forwards if forward.alive())
+        if self._said is not None and (self._said[1] or not seen):
+            return self._said
+        if seen or not any(p.grad is not None for p in self._params):
+            return seen, False
+        return 1, False  # gradients without a forward of the root module: nothing tells its rows
 
     def _end(self) -> None:
         """End of the outermost backward pass."""
@@ -264,6 +276,7 @@ class Engine:
         if not self._closed and closure is None:
             self._close()
         self._closed = False
+        self._said = None
 
     def _close(self) -> None:
         """Send what has not left, wait for all results, write them to ``p.grad``."""
@@ -282,13 +295,14 @@ class Engine:
         self.round += 1
         if self.round == 1:
             self._decide()
-        self._explicit_rows, self._seen_rows = None, 0
+        self._explicit_rows = None
+        self._forwards.clear()
         self._new_round()
         self._closed = True
 
     def _warn_uneven(self) -> None:
         rows = self._syncers.rows
-        explicit = self._explicit_rows is not None or self.options.rows == "equal"
+        explicit = (self._said is not None and self._said[1]) or self.options.rows == "equal"
         if self._warned or explicit or self._exchange.rank or len(set(rows.values())) < 2:
             return
         self._warned = True

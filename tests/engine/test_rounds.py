@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -357,3 +358,87 @@ def test_a_bare_linear_is_named_root_and_keeps_its_scheme() -> None:
         return session.report(model)["schemes"]
 
     assert run_ranks(2, body) == [{"(root)": "sfb"}] * 2
+
+
+Uneven = Callable[[nn.Module, torch.optim.Optimizer, Any, Session | None], None]
+
+
+def _backward_twice(model: nn.Module, opt: torch.optim.Optimizer, data: Any, session: Session | None) -> None:
+    out = model(data[0])
+    F.cross_entropy(out, data[1]).backward(retain_graph=True)
+    out.square().mean().backward()
+
+
+def _backward_twice_rows_said(model: nn.Module, opt: torch.optim.Optimizer, data: Any, session: Session | None) -> None:
+    padding = torch.zeros(7, 64)  # the model is given more rows than the loss is a mean over
+    n = len(data[0])
+    if session is not None:
+        session.rows(n)
+    F.cross_entropy(model(torch.cat([data[0], padding]))[:n], data[1]).backward()
+    model(torch.cat([data[0], padding]))[:n].square().mean().backward()
+
+
+def _evaluates_with_grad(model: nn.Module, opt: torch.optim.Optimizer, data: Any, session: Session | None) -> None:
+    if session is None or session.rank == 0:
+        model(torch.randn(77, 64))
+    F.cross_entropy(model(data[0]), data[1]).backward()
+
+
+def _forward_raises(model: nn.Module, opt: torch.optim.Optimizer, data: Any, session: Session | None) -> None:
+    with pytest.raises(RuntimeError):
+        model(torch.zeros(50, 63))
+    F.cross_entropy(model(data[0]), data[1]).backward()
+
+
+class _Raise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise ValueError("no")
+
+
+def _backward_raises(model: nn.Module, opt: torch.optim.Optimizer, data: Any, session: Session | None) -> None:
+    if session is None or session.rank == 0:
+        handle = model[-1].register_forward_hook(lambda *args: _Raise.apply(args[-1]))  # type: ignore[index]
+        out = model(data[0])
+        handle.remove()
+        with pytest.raises(ValueError, match="no"):
+            out.sum().backward()
+        opt.zero_grad()
+    F.cross_entropy(model(data[0]), data[1]).backward()
+
+
+@pytest.mark.parametrize("comm", COMMS)
+@pytest.mark.parametrize(
+    "body_of_step",
+    [_backward_twice, _backward_twice_rows_said, _evaluates_with_grad, _forward_raises, _backward_raises],
+)
+def test_rows_are_those_of_the_backward_pass(comm: str, body_of_step: Uneven) -> None:
+    sizes = [3, 1, 6]
+    base = build("mlp")
+
+    def train(model: nn.Module, opt: torch.optim.Optimizer, session: Session | None) -> list[Any]:
+        seen = []
+        for step in range(3):
+            data = batch(step, sum(sizes))
+            opt.zero_grad()
+            body_of_step(model, opt, data if session is None else share(data, session.rank, sizes), session)
+            seen.append(grads(model))
+            opt.step()
+        return seen
+
+    reference = copy.deepcopy(base)
+    want = train(reference, sgd(reference), None)
+
+    def body(session: Session) -> list[Any]:
+        model = clone(base, session.rank)
+        opt = sgd(model)
+        session.distribute(model, opt, comm=comm)  # type: ignore[arg-type]
+        return train(model, opt, session)
+
+    for seen in run_ranks(len(sizes), body):
+        for got, expected in zip(seen, want, strict=True):
+            assert_exact(got, expected)
