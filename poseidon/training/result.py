@@ -34,6 +34,7 @@ def collect(session: Session, model: nn.Module, outcome: Outcome, rows: int) -> 
         "digest": session.digest(model),
         "cpu": outcome.clock.cpu_seconds_per_iteration,
         "stall_seconds": report["stall_seconds"] if counted else None,
+        "strangers": report["strangers"],
         **{key: report[key] for key in _PER_RANK},
     }
     ranks = session.gather(mine)
@@ -57,7 +58,8 @@ def collect(session: Session, model: nn.Module, outcome: Outcome, rows: int) -> 
         "eval_accuracy": score.accuracy if score else None,
         "eval_loss": score.loss if score else None,
         "replica_digests": [rank["digest"] for rank in ranks],
-        "strangers": report["strangers"],
+        # Each rank has sockets of its own that strangers may find.
+        "strangers": {what: sum(rank["strangers"][what] for rank in ranks) for what in report["strangers"]},
     }
 
 

@@ -119,7 +119,7 @@ class FakeSession:
             "bytes_source": "counted",
             "traffic": {},
             "stall_seconds": 0.0,
-            "strangers": {"frames": 0, "connections": 0},
+            "strangers": {"frames": self.rank, "connections": 1},
         }
 
     def stall_seconds(self, model: Any) -> float:
