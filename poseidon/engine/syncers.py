@@ -15,11 +15,7 @@ from poseidon.transport import Header
 
 
 class Syncers:
-    """Receiver of one (model, plan).
-
-    Attributes:
-        rows: n_r of each rank in the newest round that was heard of.
-    """
+    """Receiver of one (model, plan)."""
 
     def __init__(
         self,
@@ -31,7 +27,8 @@ class Syncers:
         piece_bytes: int,
     ) -> None:
         self.book = book
-        self.rows: dict[int, int] = {}
+        self._rows: dict[int, dict[int, int]] = {}  # by round: a rank may be a round ahead
+        self._round = 0
         self._exchange = exchange
         self._model, self._plan = model, plan
         self._done: SimpleQueue[Any] = SimpleQueue()
@@ -57,7 +54,7 @@ class Syncers:
 
     def on_message(self, header: Header, payload: memoryview) -> None:
         if header.rows:
-            self.rows[header.rank] = header.rows
+            self._rows.setdefault(header.round, {})[header.rank] = header.rows
         self._schemes[header.unit].on_message(header, payload)
 
     def _finished(self, unit: int, result: Any) -> None:
@@ -65,11 +62,19 @@ class Syncers:
 
     def contribute(self, round_: int, unit: int, contribution: Contribution) -> None:
         """Training thread: this rank's part of a unit is final."""
-        self.rows[self._exchange.rank] = contribution.rows
+        self._round = round_
+        self._rows.setdefault(round_, {})[self._exchange.rank] = contribution.rows
         self._pending[unit] = None
         call = partial(self._schemes[unit].contribute, round_, contribution)
         what = f"cannot send unit {unit} in round {round_}"
         self._exchange.endpoint.post(partial(self._exchange.guarded, call, what))
+
+    @property
+    def rows(self) -> dict[int, int]:
+        """Training thread: n_r of each rank, as far as heard, in the newest round that this rank has begun."""
+        for old in [round_ for round_ in list(self._rows) if round_ < self._round]:
+            del self._rows[old]
+        return dict(self._rows.get(self._round, {}))
 
     @property
     def pending(self) -> bool:
