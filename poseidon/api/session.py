@@ -308,7 +308,10 @@ def init(
 
 def _device(device: str | torch.device | None, job: JobEnv) -> torch.device:
     if device is not None:
-        return torch.device(device)
+        place = torch.device(device)
+        if place.type == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"device={device}: torch sees no CUDA device here; take device=cpu")
+        return place
     if torch.cuda.is_available():
         return torch.device("cuda", job.local_rank % torch.cuda.device_count())
     return torch.device("cpu")

@@ -92,7 +92,7 @@ class Grace:
     term: float = 3.0
     interrupt: float = 5.0
     linger: float = 1.0
-    hold: float = 3.0
+    hold: float = 6.0  # exiting takes a rank seconds where cores are short
     abandon: float = 3.0
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from poseidon.config.schema import OPEN_GROUPS, Comm, Overlap, Part, TrainConfig
+from poseidon.config.schema import OPEN_GROUPS, Comm, Device, Overlap, Part, TrainConfig
 from poseidon.config.targets import check_target
 from poseidon.errors import UserError
 
@@ -81,6 +81,8 @@ def _check_contradictions(config: TrainConfig) -> None:
         raise UserError(f"trainer.accumulate={trainer.accumulate}: must be at most {key}={rows}, which it cuts up")
     if comm.name is Comm.ddp and comm.overlap is Overlap.none:
         raise UserError("comm.overlap=none: comm=ddp always overlaps; leave it at backward, or take comm=ps")
+    if config.device is Device.cuda and comm.name not in (Comm.single, Comm.ddp):
+        raise UserError(f"device=cuda: comm={comm.name.value} trains on the CPU; take comm=ddp, or leave device at cpu")
 
 
 def _check_dataset(dataset: Mapping[str, Any]) -> None:

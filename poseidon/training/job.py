@@ -140,9 +140,11 @@ def describe(summary: dict[str, Any]) -> list[str]:
         waited = summary["stall_seconds"] if summary["nodes"] > 1 else None
         stall = f", {waited / iteration:.0%} of it waiting for communication" if waited is not None else ""
         lines.append(f"{speed:,.0f} images/s ({iteration * 1e3:.1f} ms per iteration{stall})")
+    else:
+        lines.append("made no iteration, or one, so there is no speed to tell; to go on, raise trainer.epochs")
     if summary["seconds_to_target"] is not None:
         lines.append(f"target accuracy reached after {summary['seconds_to_target']:.1f} s")
-    if summary["nodes"] > 1:
+    if summary["nodes"] > 1 and speed is not None:
         sent = max(summary["bytes_sent_per_iteration"])
         computed = " (computed, not counted)" if summary["bytes_source"] == "computed" else ""
         lines.append(f"{sent / 1e6:.3f} MB sent per iteration and node{computed}; replicas are bit-identical")
