@@ -13,6 +13,7 @@ setup: $(READY)
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "Python 3.11, 3.12 or 3.13 is needed, and $(PYTHON) is %d.%d: make PYTHON=python3.11 ..." % v)'
+	@echo "Installing into $(VENV): minutes, for PyTorch is a few GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable . --group dev
