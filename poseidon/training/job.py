@@ -67,12 +67,12 @@ def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Job
         )
         status, error, exit_code = job.status, job.reason or None, job.exit_code
     except BaseException as failure:
-        error = " ".join(f"{type(failure).__name__}: {failure}".split())
+        error = " ".join(f"{type(failure).__name__}: {failure}".split()).removesuffix(":")
         status = "interrupted" if isinstance(failure, KeyboardInterrupt) else "failed"
         raise
     finally:
         display.close()
-        measured = read_json(run_dir / "result.json") or _so_far(display.last)
+        measured = read_json(run_dir / "result.json") or _so_far(display.last, read_json(run_dir / "plan.json") or [])
         summary = summaries.end(summary, status, error, measured)
         write_json(run_dir / SUMMARY, summary)
     _conclude(display.console, summary, run_dir)
@@ -114,9 +114,17 @@ def _write_spec(config: TrainConfig, overrides: Sequence[str], run_dir: Path) ->
     return spec
 
 
-def _so_far(progress: dict[str, Any]) -> dict[str, Any]:
-    """What a run that did not come to its end has said of itself; no speed, which would be a mere glimpse."""
-    known = {"iterations": progress.get("iteration")}
+def _so_far(progress: dict[str, Any], plan: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a run that did not come to its end has said of itself; no speed, which would be a mere glimpse.
+
+    Args:
+        plan: a row per parameter, or [] if the run did not get as far as that.
+    """
+    schemes: dict[str, str] = {}
+    for row in plan:
+        layer = row["layer"] or "(root)"
+        schemes[layer] = "sfb" if "sfb" in (row["scheme"], schemes.get(layer)) else row["scheme"]
+    known = {"iterations": progress.get("iteration"), "schemes": schemes or None}
     return known | {key: progress.get(key) for key in ("train_loss", "eval_accuracy", "eval_loss")}
 
 

@@ -173,6 +173,7 @@ def test_interrupted_after_a_while_says_how_far_it_was(config, tmp_path, monkeyp
     assert summary["iterations"] >= 32
     assert summary["eval_accuracy"] > 0.3
     assert summary["replica_digests"] is None
+    assert set(summary["schemes"]) == {"0", "2"}
 
 
 def test_users_code_that_fails_leaves_a_summary(config, tmp_path, capfd):
