@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
+
+from poseidon.api import Session
+from tests.ranks import run_ranks
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -81,3 +86,43 @@ def assert_exact(got: list[torch.Tensor | None], want: list[torch.Tensor | None]
             continue
         worst = float((g - w).abs().max())
         assert worst <= 1e-5 * float(w.abs().max()) + 1e-7 * model_max, f"parameter {index}: off by {worst}"
+
+
+#: What a training step does between zero_grad() and step(): (model, optimizer, this rank's batch, session);
+#: the session is None for the one process that has the whole batch.
+Step = Callable[[nn.Module, torch.optim.Optimizer, Batch, Session | None], None]
+
+
+def one_pass(model: nn.Module, optimizer: torch.optim.Optimizer, data: Batch, session: Session | None) -> None:
+    functional.cross_entropy(model(data[0]), data[1]).backward()
+
+
+def assert_equals_one_process(
+    base: nn.Module, sizes: list[int], comm: str, step: Step, *, set_to_none: bool = True
+) -> None:
+    """Three steps on len(sizes) ranks: gradients as of one process, replicas equal bit for bit."""
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, session: Session | None) -> list[Any]:
+        seen = []
+        for number in range(3):
+            data = batch(number, sum(sizes))
+            optimizer.zero_grad(set_to_none=set_to_none)
+            step(model, optimizer, data if session is None else share(data, session.rank, sizes), session)
+            seen.append(grads(model))
+            optimizer.step()
+        return seen
+
+    reference = copy.deepcopy(base)
+    want = train(reference, sgd(reference), None)
+
+    def body(session: Session) -> tuple[list[Any], str]:
+        model = clone(base, session.rank)
+        optimizer = sgd(model)
+        session.distribute(model, optimizer, comm=comm)  # type: ignore[arg-type]
+        return train(model, optimizer, session), session.digest(model)
+
+    ranks = run_ranks(len(sizes), body)
+    for seen, _ in ranks:
+        for got, expected in zip(seen, want, strict=True):
+            assert_exact(got, expected)
+    assert len({digest for _, digest in ranks}) == 1

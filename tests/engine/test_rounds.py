@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +14,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from poseidon.api import Session
+from poseidon.api.env import JobEnv
 from poseidon.errors import UserError
 from poseidon.transport import Header, InprocEndpoint, Kind
-from tests.engine.nets import assert_exact, batch, build, clone, grads, sgd, share
+from tests.engine.nets import Batch, Step, assert_equals_one_process, batch, build, clone, one_pass, sgd, share
 from tests.ranks import run_ranks
 
 COMMS = ["ps", "sfb", "hybrid"]
@@ -96,37 +96,14 @@ class _Branches(nn.Module):
 
 @pytest.mark.parametrize("comm", COMMS)
 def test_unused_parameters(comm: str) -> None:
-    torch.manual_seed(0)
-    base = _Branches()
-    reference = copy.deepcopy(base)
-    want = []
-    optimizer = sgd(reference)
-    for step in range(3):
-        x, y = batch(step, 12)
-        optimizer.zero_grad()
-        logits = torch.cat([reference(x[:6], "a"), reference(x[6:], "b")])
+    def step(model: nn.Module, opt: torch.optim.Optimizer, data: Batch, session: Session | None) -> None:
+        x, y = data
+        heads = [model(x[:6], "a"), model(x[6:], "b")] if session is None else [model(x, "ab"[session.rank])]
+        logits = torch.cat(heads)
         F.cross_entropy(logits, y).backward()
-        want.append(grads(reference))
-        optimizer.step()
 
-    def body(session: Session) -> Any:
-        model = clone(base, session.rank)
-        opt = sgd(model)
-        session.distribute(model, opt, comm=comm)  # type: ignore[arg-type]
-        seen = []
-        for step in range(3):
-            x, y = share(batch(step, 12), session.rank, [6, 6])
-            opt.zero_grad()
-            F.cross_entropy(model(x, "ab"[session.rank]), y).backward()
-            seen.append(grads(model))
-            opt.step()
-        return seen, session.digest(model)
-
-    ranks = run_ranks(2, body)
-    for seen, _ in ranks:
-        for got, expected in zip(seen, want, strict=True):
-            assert_exact(got, expected)
-    assert ranks[0][1] == ranks[1][1]
+    torch.manual_seed(0)
+    assert_equals_one_process(_Branches(), [6, 6], comm, step)
 
 
 @pytest.mark.parametrize("comm", COMMS)
@@ -151,82 +128,35 @@ def test_a_rank_whose_loss_misses_the_model_hangs_nobody(comm: str) -> None:
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("comm", COMMS)
 def test_accumulation(comm: str, set_to_none: bool) -> None:
-    base = build("lenet")
-    reference = copy.deepcopy(base)
-    optimizer = sgd(reference)
-    want = []
-    for step in range(3):
-        x, y = batch(step, 16)
-        optimizer.zero_grad()
-        F.cross_entropy(reference(x), y).backward()
-        want.append(grads(reference))
-        optimizer.step()
+    def step(model: nn.Module, opt: torch.optim.Optimizer, data: Batch, session: Session | None) -> None:
+        x, y = data
+        if session is None:
+            F.cross_entropy(model(x), y).backward()
+            return
+        with session.no_sync():
+            (F.cross_entropy(model(x[:4]), y[:4]) / 2).backward()
+        (F.cross_entropy(model(x[4:]), y[4:]) / 2).backward()
 
-    def body(session: Session) -> Any:
-        model = clone(base, session.rank)
-        opt = sgd(model)
-        session.distribute(model, opt, comm=comm)  # type: ignore[arg-type]
-        seen = []
-        for step in range(3):
-            x, y = share(batch(step, 16), session.rank, [8, 8])
-            opt.zero_grad(set_to_none=set_to_none)
-            with session.no_sync():
-                (F.cross_entropy(model(x[:4]), y[:4]) / 2).backward()
-            (F.cross_entropy(model(x[4:]), y[4:]) / 2).backward()
-            seen.append(grads(model))
-            opt.step()
-        return seen
+    assert_equals_one_process(build("lenet"), [8, 8], comm, step, set_to_none=set_to_none)
 
-    for seen in run_ranks(2, body):
-        for got, expected in zip(seen, want, strict=True):
-            assert_exact(got, expected)
+
+class _Checkpointed(nn.Module):
+    def __init__(self, net: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.net, self.reentrant = net, reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second, *rest = self.net.children()
+        out: torch.Tensor = checkpoint(  # type: ignore[no-untyped-call]
+            nn.Sequential(*rest), second(first(x)), use_reentrant=self.reentrant
+        )
+        return out
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("comm", COMMS)
 def test_activation_checkpoints(comm: str, reentrant: bool) -> None:
-    base = build("lenet")
-
-    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        first, second, *rest = model.children()
-        x = second(first(x))
-        out: torch.Tensor = checkpoint(nn.Sequential(*rest), x, use_reentrant=reentrant)  # type: ignore[no-untyped-call]
-        return out
-
-    class Wrapped(nn.Module):
-        def __init__(self, net: nn.Module) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return forward(self.net, x)
-
-    reference = Wrapped(copy.deepcopy(base))
-    optimizer = sgd(reference)
-    want = []
-    for step in range(3):
-        x, y = batch(step, 10)
-        optimizer.zero_grad()
-        F.cross_entropy(reference(x), y).backward()
-        want.append(grads(reference))
-        optimizer.step()
-
-    def body(session: Session) -> Any:
-        model = Wrapped(clone(base, session.rank))
-        opt = sgd(model)
-        session.distribute(model, opt, comm=comm)  # type: ignore[arg-type]
-        seen = []
-        for step in range(3):
-            x, y = share(batch(step, 10), session.rank, [4, 6])
-            opt.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            seen.append(grads(model))
-            opt.step()
-        return seen
-
-    for seen in run_ranks(2, body):
-        for got, expected in zip(seen, want, strict=True):
-            assert_exact(got, expected)
+    assert_equals_one_process(_Checkpointed(build("lenet"), reentrant), [4, 6], comm, one_pass)
 
 
 class _Odd(nn.Module):
@@ -249,36 +179,11 @@ class _Odd(nn.Module):
 
 @pytest.mark.parametrize("comm", COMMS)
 def test_odd_shapes_layouts_and_outputs(comm: str) -> None:
+    def step(model: nn.Module, opt: torch.optim.Optimizer, data: Batch, session: Session | None) -> None:
+        F.cross_entropy(model(data[0])["logits"], data[1]).backward()
+
     torch.manual_seed(0)
-    base = _Odd()
-    reference = copy.deepcopy(base)
-    optimizer = sgd(reference)
-    want = []
-    for step in range(3):
-        x, y = batch(step, 9)
-        optimizer.zero_grad()
-        F.cross_entropy(reference(x)["logits"], y).backward()
-        want.append(grads(reference))
-        optimizer.step()
-
-    def body(session: Session) -> Any:
-        model = clone(base, session.rank)
-        opt = sgd(model)
-        session.distribute(model, opt, comm=comm)  # type: ignore[arg-type]
-        seen = []
-        for step in range(3):
-            x, y = share(batch(step, 9), session.rank, [3, 4, 2])
-            opt.zero_grad()
-            F.cross_entropy(model(x)["logits"], y).backward()
-            seen.append(grads(model))
-            opt.step()
-        return seen, session.digest(model)
-
-    ranks = run_ranks(3, body)
-    for seen, _ in ranks:
-        for got, expected in zip(seen, want, strict=True):
-            assert_exact(got, expected)
-    assert len({digest for _, digest in ranks}) == 1
+    assert_equals_one_process(_Odd(), [3, 4, 2], comm, step)
 
 
 def test_different_models_give_the_same_error_everywhere() -> None:
@@ -325,10 +230,7 @@ def test_the_users_model_stays_the_users_model() -> None:
 def test_a_world_of_one_installs_no_hook() -> None:
     model = build("mlp")
     optimizer = sgd(model)
-    session = Session.__new__(Session)
-    from poseidon.api.env import JobEnv
-
-    Session.__init__(session, JobEnv(), torch.device("cpu"), timeout=5)
+    session = Session(JobEnv(), torch.device("cpu"), timeout=5)
     session.distribute(model, optimizer, comm="hybrid")
     assert not optimizer._optimizer_step_pre_hooks
     for module in model.modules():
@@ -360,16 +262,13 @@ def test_a_bare_linear_is_named_root_and_keeps_its_scheme() -> None:
     assert run_ranks(2, body) == [{"(root)": "sfb"}] * 2
 
 
-Uneven = Callable[[nn.Module, torch.optim.Optimizer, Any, Session | None], None]
-
-
-def _backward_twice(model: nn.Module, opt: torch.optim.Optimizer, data: Any, session: Session | None) -> None:
+def _backward_twice(model: nn.Module, opt: torch.optim.Optimizer, data: Batch, session: Session | None) -> None:
     out = model(data[0])
     F.cross_entropy(out, data[1]).backward(retain_graph=True)
     out.square().mean().backward()
 
 
-def _backward_twice_rows_said(model: nn.Module, opt: torch.optim.Optimizer, data: Any, session: Session | None) -> None:
+def _backward_twice_said(model: nn.Module, opt: torch.optim.Optimizer, data: Batch, session: Session | None) -> None:
     padding = torch.zeros(7, 64)  # the model is given more rows than the loss is a mean over
     n = len(data[0])
     if session is not None:
@@ -378,13 +277,13 @@ def _backward_twice_rows_said(model: nn.Module, opt: torch.optim.Optimizer, data
     model(torch.cat([data[0], padding]))[:n].square().mean().backward()
 
 
-def _evaluates_with_grad(model: nn.Module, opt: torch.optim.Optimizer, data: Any, session: Session | None) -> None:
+def _evaluates_with_grad(model: nn.Module, opt: torch.optim.Optimizer, data: Batch, session: Session | None) -> None:
     if session is None or session.rank == 0:
         model(torch.randn(77, 64))
     F.cross_entropy(model(data[0]), data[1]).backward()
 
 
-def _forward_raises(model: nn.Module, opt: torch.optim.Optimizer, data: Any, session: Session | None) -> None:
+def _forward_raises(model: nn.Module, opt: torch.optim.Optimizer, data: Batch, session: Session | None) -> None:
     with pytest.raises(RuntimeError):
         model(torch.zeros(50, 63))
     F.cross_entropy(model(data[0]), data[1]).backward()
@@ -400,7 +299,7 @@ class _Raise(torch.autograd.Function):
         raise ValueError("no")
 
 
-def _backward_raises(model: nn.Module, opt: torch.optim.Optimizer, data: Any, session: Session | None) -> None:
+def _backward_raises(model: nn.Module, opt: torch.optim.Optimizer, data: Batch, session: Session | None) -> None:
     if session is None or session.rank == 0:
         handle = model[-1].register_forward_hook(lambda *args: _Raise.apply(args[-1]))  # type: ignore[index]
         out = model(data[0])
@@ -413,32 +312,8 @@ def _backward_raises(model: nn.Module, opt: torch.optim.Optimizer, data: Any, se
 
 @pytest.mark.parametrize("comm", COMMS)
 @pytest.mark.parametrize(
-    "body_of_step",
-    [_backward_twice, _backward_twice_rows_said, _evaluates_with_grad, _forward_raises, _backward_raises],
+    "step",
+    [_backward_twice, _backward_twice_said, _evaluates_with_grad, _forward_raises, _backward_raises],
 )
-def test_rows_are_those_of_the_backward_pass(comm: str, body_of_step: Uneven) -> None:
-    sizes = [3, 1, 6]
-    base = build("mlp")
-
-    def train(model: nn.Module, opt: torch.optim.Optimizer, session: Session | None) -> list[Any]:
-        seen = []
-        for step in range(3):
-            data = batch(step, sum(sizes))
-            opt.zero_grad()
-            body_of_step(model, opt, data if session is None else share(data, session.rank, sizes), session)
-            seen.append(grads(model))
-            opt.step()
-        return seen
-
-    reference = copy.deepcopy(base)
-    want = train(reference, sgd(reference), None)
-
-    def body(session: Session) -> list[Any]:
-        model = clone(base, session.rank)
-        opt = sgd(model)
-        session.distribute(model, opt, comm=comm)  # type: ignore[arg-type]
-        return train(model, opt, session)
-
-    for seen in run_ranks(len(sizes), body):
-        for got, expected in zip(seen, want, strict=True):
-            assert_exact(got, expected)
+def test_rows_are_those_of_the_backward_pass(comm: str, step: Step) -> None:
+    assert_equals_one_process(build("mlp"), [3, 1, 6], comm, step)
