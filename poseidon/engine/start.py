@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +16,8 @@ from poseidon.engine.exchange import Exchange
 from poseidon.errors import UserError
 from poseidon.schemes import raw, storage_order
 from poseidon.transport import Header, Kind
+
+log = logging.getLogger("poseidon")
 
 TAG_MANIFEST = 1
 TAG_VERDICT = 2
@@ -47,19 +50,37 @@ def agree(exchange: Exchange, model_index: int, mine: list[list[str]]) -> None:
     Raises:
         UserError: they differ; on every rank the same message, naming the first difference and both values.
     """
-    text = json.dumps(mine)
+    probe = _probe()
     if exchange.rank == 0:
         verdict = ""
+        odd = []
         for peer in range(1, exchange.world_size):
-            theirs = json.loads(exchange.hear(peer, model_index, TAG_MANIFEST, "description of its model"))
+            theirs, its_probe = json.loads(exchange.hear(peer, model_index, TAG_MANIFEST, "description of its model"))
             verdict = verdict or _difference(mine, theirs, peer)
+            odd += [str(peer)] if its_probe != probe else []
+        if odd:
+            log.warning(
+                "ranks %s compute other bits than rank 0 (another processor or library): replicas may drift apart in "
+                "the last bits; what is compared at the end then differs",
+                ", ".join(odd),
+            )
         for peer in range(1, exchange.world_size):
             exchange.say(peer, model_index, TAG_VERDICT, verdict)
     else:
-        exchange.say(0, model_index, TAG_MANIFEST, text)
+        exchange.say(0, model_index, TAG_MANIFEST, json.dumps([mine, probe]))
         verdict = exchange.hear(0, model_index, TAG_VERDICT, "verdict on the models")
     if verdict:
         raise UserError(verdict)
+
+
+def _probe() -> str:
+    """Digest of a product and an optimizer step: equal on hardware and libraries that round alike."""
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(96, 160, generator=generator))
+    with torch.enable_grad():
+        (torch.randn(33, 160, generator=generator) @ weight.t()).square().sum().backward()
+    torch.optim.Adam([weight], lr=0.01).step()
+    return digest([("weight", weight)])
 
 
 def _difference(mine: list[list[str]], theirs: list[list[str]], rank: int) -> str:

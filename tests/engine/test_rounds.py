@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from poseidon.api import Session
 from poseidon.api.env import JobEnv
+from poseidon.engine import start
 from poseidon.errors import UserError
 from poseidon.transport import Header, InprocEndpoint, Kind
 from tests.engine.nets import Batch, Step, assert_equals_one_process, batch, build, clone, one_pass, sgd, share
@@ -317,3 +318,18 @@ def _backward_raises(model: nn.Module, opt: torch.optim.Optimizer, data: Batch, 
 )
 def test_rows_are_those_of_the_backward_pass(comm: str, step: Step) -> None:
     assert_equals_one_process(build("mlp"), [3, 1, 6], comm, step)
+
+
+def test_ranks_that_round_differently_are_named_once(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    threads = threading.local()
+    monkeypatch.setattr(start, "_probe", lambda: threads.probe)
+
+    def body(session: Session) -> None:
+        threads.probe = "other" if session.rank == 2 else "same"
+        model = nn.Linear(4, 4)
+        session.distribute(model, sgd(model))
+
+    run_ranks(3, body)
+    warnings = [record.getMessage() for record in caplog.records if "other bits" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "ranks 2 compute" in warnings[0]
