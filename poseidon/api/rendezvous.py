@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from poseidon.api.env import JobEnv, gloo_on_loopback
 from poseidon.errors import PoseidonError, UserError
-from poseidon.transport import ZmqEndpoint, is_loopback
+from poseidon.transport import TOKEN_BYTES, ZmqEndpoint, is_loopback
 
 log = logging.getLogger("poseidon")
 
@@ -101,7 +101,7 @@ def mesh(job: JobEnv, encryption: str | None) -> ZmqEndpoint:
 def connect(job: JobEnv, store: Any, endpoint: ZmqEndpoint) -> None:
     """Exchange endpoints and the job's token through the store, then connect everyone with everyone."""
     if job.rank == 0:
-        store.set("token", secrets.token_hex(16))
+        store.set("token", secrets.token_hex(TOKEN_BYTES))
     store.set(f"endpoint/{job.rank}", endpoint.contact)
     contacts = [get(store, f"endpoint/{rank}", rank, "its endpoint", START_SECONDS) for rank in range(job.world_size)]
     token = bytes.fromhex(get(store, "token", 0, "the job's token", START_SECONDS))

@@ -1,12 +1,13 @@
 """The mesh that carries bytes between ranks: frames, byte counters, peer health. Knows nothing of layers."""
 
 from poseidon.transport.base import Counters, Endpoint, Handler
-from poseidon.transport.frames import Header, Kind
+from poseidon.transport.frames import TOKEN_BYTES, Header, Kind
 from poseidon.transport.inproc import InprocEndpoint, inproc_mesh
 from poseidon.transport.zeromq import MAX_PAYLOAD, ZmqEndpoint, is_loopback
 
 __all__ = [
     "MAX_PAYLOAD",
+    "TOKEN_BYTES",
     "Counters",
     "Endpoint",
     "Handler",
