@@ -68,9 +68,12 @@ class Precision(Choice):
     bf16 = "bf16"
 
 
-#: Keys that describe a choice and are never passed to its target; ``name`` in every group.
+#: Keys that describe a choice and are never passed to its target; ``name`` in every group. ``weights``: a file to
+#: start from; ``auxiliary_weight`` and ``classes_dim``: what the loss must know of the model's output;
+#: ``dtype``: of the inputs.
 DESCRIPTORS: dict[str, tuple[str, ...]] = {
-    "dataset": ("shape", "num_classes", "throughput_only"),
+    "model": ("weights", "auxiliary_weight", "classes_dim"),
+    "dataset": ("shape", "dtype", "num_classes", "throughput_only"),
     "schedule": ("interval",),
 }
 
@@ -148,6 +151,20 @@ class TrainerConfig:
 
 
 @dataclass
+class StoreConfig:
+    """Where runs are tracked."""
+
+    uri: str | None = None  # null: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the current folder
+
+
+@dataclass
+class TrackingConfig(StoreConfig):
+    mlflow: bool = True  # false: a run leaves files only
+    experiment: str | None = None  # null: MLFLOW_EXPERIMENT_NAME, else after model and dataset
+    run_name: str | None = None  # null: after comm and nodes
+
+
+@dataclass
 class TrainConfig:
     """Root of ``poseidon train``."""
 
@@ -160,9 +177,61 @@ class TrainConfig:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     comm: CommConfig = field(default_factory=CommConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     seed: int = 0
     device: Device = Device.cpu
 
     def __post_init__(self) -> None:
         for group in OPEN_GROUPS:
             setattr(self, group, Part.of(group, getattr(self, group)))
+
+
+class Format(Choice):
+    """Of a plan."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+
+
+@dataclass
+class PlanOptions:
+    format: Format = Format.table
+    output: str | None = None  # a file; null: standard output
+
+
+@dataclass
+class PlanConfig(TrainConfig):
+    """Root of ``poseidon plan``: a training that is not started."""
+
+    plan: PlanOptions = field(default_factory=PlanOptions)
+
+
+@dataclass
+class ReportOptions:
+    experiment: str | None = None  # whose runs
+    folder: str = "reports"  # the report is a folder in it
+    name: str | None = None  # of the report; null: the experiment's
+
+
+@dataclass
+class ReportConfig:
+    """Root of ``poseidon report``."""
+
+    report: ReportOptions = field(default_factory=ReportOptions)
+    tracking: StoreConfig = field(default_factory=StoreConfig)
+
+
+@dataclass
+class UiOptions:
+    host: str = "127.0.0.1"
+    port: int | None = None  # null: 5000, or the next that is free
+    browser: bool = True  # open a browser
+
+
+@dataclass
+class UiConfig:
+    """Root of ``poseidon ui``."""
+
+    ui: UiOptions = field(default_factory=UiOptions)
+    tracking: StoreConfig = field(default_factory=StoreConfig)

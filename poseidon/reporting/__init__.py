@@ -1,0 +1,1 @@
+"""From tracked runs to figures and pages. Importing it imports no matplotlib."""
