@@ -79,7 +79,7 @@ class _FactorLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, record: Record) -> Tensor:
-        device = x.device.type
+        device = _autocast_device(x)
         cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         with torch.autocast(device, enabled=False):
             xc, wc, bc = (t if cast is None or t is None else t.to(cast) for t in (x, w, b))
@@ -98,7 +98,7 @@ class _FactorLinear(torch.autograd.Function):
         (g,) = grads
         x, w, b = ctx.saved_tensors
         gx = gw = gb = None
-        with torch.autocast(g.device.type, enabled=False):
+        with torch.autocast(_autocast_device(g), enabled=False):
             if ctx.needs_input_grad[0]:
                 gx = (g @ (w if ctx.cast is None else w.to(ctx.cast))).to(ctx.x_dtype)
             u, v = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
@@ -111,6 +111,11 @@ class _FactorLinear(torch.autograd.Function):
                 elif mode == "dense":
                     gw = product(u, v, w.dtype)
         return gx, gw, gb, None
+
+
+def _autocast_device(x: Tensor) -> str:
+    """Where autocast is asked about; it does not know the meta device, on which plans are made."""
+    return "cpu" if x.is_meta else x.device.type
 
 
 def _mode(record: Record) -> str:
@@ -158,13 +163,7 @@ def _new_linear() -> nn.Linear:
 def can_capture(module: nn.Module) -> bool:
     """Exactly ``nn.Linear`` (a subclass may do anything) with a plain 2-D weight of its own, in row-major order."""
     weight = module._parameters.get("weight")
-    return (
-        type(module) is nn.Linear
-        and type(weight) is nn.Parameter
-        and weight.dim() == 2
-        and weight.is_contiguous()
-        and weight.device.type != "meta"
-    )
+    return type(module) is nn.Linear and type(weight) is nn.Parameter and weight.dim() == 2 and weight.is_contiguous()
 
 
 def attach(module: nn.Linear, record: Record) -> Callable[[], None]:

@@ -21,14 +21,15 @@ from torch.utils import _pytree
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.backward import Hook, nested
-from poseidon.engine.capture import Record, attach, can_capture, self_test
+from poseidon.engine.capture import Record, self_test
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.forwards import Forward, leading_rows
 from poseidon.engine.gradients import Gradients
+from poseidon.engine.parameters import record_factors, trainable
 from poseidon.engine.start import TAG_PLAN, TAG_SEEN, TAG_TENSORS, agree, broadcast, manifest
 from poseidon.engine.syncers import Syncers
 from poseidon.errors import PoseidonError, UserError
-from poseidon.planning import Decision, FactorSize, Param, build_book, decide
+from poseidon.planning import Decision, FactorSize, build_book, decide
 
 log = logging.getLogger("poseidon")
 
@@ -76,12 +77,10 @@ class Engine:
         agree(exchange, index, manifest(model, vars(options)))
         state = [*model.parameters(), *model.buffers()]
         broadcast(exchange, index, TAG_TENSORS, state, "initial state")
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self._params = [p for _, p in named]
+        self._params, self._infos = trainable(model)
         self._by_id = {id(p): i for i, p in enumerate(self._params)}
         self._undo: list[Callable[[], None]] = []
         self._records: dict[int, Record] = {}
-        self._infos = self._describe(named)
         self._capture()
         self._install(0, {})
         self._hook(optimizer)
@@ -89,35 +88,14 @@ class Engine:
 
     # --- set-up ------------------------------------------------------------------------------------------------
 
-    def _describe(self, named: list[tuple[str, nn.Parameter]]) -> list[Param]:
-        owners: dict[int, tuple[str, nn.Module]] = {}
-        for path, module in self._model.named_modules():
-            for p in module._parameters.values():
-                if p is not None:
-                    owners.setdefault(id(p), (path, module))
-        infos = []
-        for name, p in named:
-            path, module = owners[id(p)]
-            factors = can_capture(module) and module._parameters.get("weight") is p
-            infos.append(
-                Param(name, path, type(module).__name__, tuple(p.shape), str(p.dtype), p.dtype.itemsize, factors)
-            )
-        return infos
-
     def _capture(self) -> None:
         if self.options.comm == "ps":
             return
         if not self_test():
             log.warning("this torch's autograd behaves otherwise than factor capture needs: all layers go dense (PS)")
             return
-        for module in self._model.modules():
-            index = self._by_id.get(id(module._parameters.get("weight")))
-            if index is None or not can_capture(module):
-                continue
-            record = self._records.get(index)
-            if record is None:
-                record = self._records[index] = Record(self._params[index])
-            self._undo.append(attach(module, record))  # type: ignore[arg-type]
+        self._records, undo = record_factors(self._model, self._params)
+        self._undo += undo
 
     def _install(self, version: int, schemes: dict[str, Any]) -> None:
         """Adopt a plan: version 0 sends everything by PS, version 1 is what rank 0 decided after round 0."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poseidon.planning.book import Book, FactorSize, Param
-from poseidon.planning.cost import Scheme, best_scheme, ps_floats, sfb_floats
+from poseidon.planning.cost import Scheme, adam_floats, best_scheme, block_floats, ps_floats, sfb_floats
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ def describe(book: Book, factors: Mapping[str, FactorSize], rank: int) -> list[d
                 "scheme": unit.scheme,
                 "floats_ps": ps_floats(m, n, p, p),
                 "floats_sfb": sfb_floats(m, n, k, p) if k else None,
+                "floats_adam": adam_floats(m, n, k, p) if k else None,
+                "floats_block": block_floats(m, n, k, p) if k else None,
                 "unit": unit.index,
                 "merged": unit.merged,
                 "servers": sorted({pair.server for pair in unit.pairs}),

@@ -45,6 +45,13 @@ def adam_floats(m: int, n: int, rows: int, workers: int) -> float:
     return (workers - 1) * (m * n + rows * m + rows * n)
 
 
+def block_floats(m: int, n: int, rows: int, workers: int) -> float:
+    """Floats at each node when every node owns one block of W, cut along its longer side: factors go up to the
+    blocks' owners, who multiply them, and blocks come down to all (P15's "factors up, matrix down", balanced)."""
+    long, short = max(m, n), min(m, n)
+    return 2 * (workers - 1) * (rows * (long / workers + short) + m * n / workers)
+
+
 def best_scheme(m: int, n: int, rows: int, workers: int, servers: int) -> Scheme:
     """The papers' rule for a fully connected layer (P17, algorithm 1): SFB when it moves no more floats than PS.
 

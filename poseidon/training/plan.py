@@ -1,0 +1,115 @@
+"""The plan of a config, without starting anything.
+
+The model is built and run once on PyTorch's meta device, which has shapes but neither memory nor arithmetic, with
+the engine's own capture of factors: K is what each layer really sees (batch x positions), and a weight that the
+engine would find tied or re-parametrised is found so here. Alternatives were a table of layers per known model
+(blind to users' models) and a real iteration (minutes and gigabytes for VGG19).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from poseidon.config.schema import Comm, Precision, TrainConfig
+from poseidon.errors import UserError
+from poseidon.planning import FactorSize, build_book, by_layer, decide, describe, totals
+from poseidon.reporting.plan import Plan
+from poseidon.tracking.summary import part_name
+
+if TYPE_CHECKING:
+    from poseidon.planning import Param
+
+
+def make_plan(config: TrainConfig) -> Plan:
+    """The plan that the engine would adopt after iteration 0, if every node has ``trainer.batch_size`` rows.
+
+    Raises:
+        UserError: comm=single, or the model cannot be built, or cannot take the data set's rows.
+    """
+    comm, nodes = config.comm.name, config.cluster.nodes
+    if comm is Comm.single:
+        raise UserError("comm=single sends nothing, so there is nothing to plan; take comm=hybrid, ps, sfb or ddp")
+    infos, seen = _survey(config)
+    decision = decide(comm.value, infos, [seen] * nodes)
+    book = build_book(
+        infos,
+        nodes,
+        kv_bytes=config.comm.kv_bytes,
+        merge_bytes=config.comm.merge_bytes,
+        schemes=decision.schemes,
+    )
+    if comm is Comm.ddp:  # a ring all-reduce
+        sent = 2 * (nodes - 1) / nodes * sum(info.nbytes for info in infos)
+    else:
+        sent = max(book.planned_bytes(rank, decision.factors) for rank in range(nodes))
+    rows = by_layer(describe(book, decision.factors, 0))
+    return Plan(
+        model=part_name(config.model) or "?",
+        comm=comm.value,
+        rule=config.comm.rule.value if comm is Comm.hybrid else None,
+        nodes=nodes,
+        batch_size=config.trainer.batch_size,
+        parameters=sum(info.numel for info in infos),
+        rows=rows,
+        totals=totals(rows, nodes),
+        bytes_sent_per_node=sent,
+    )
+
+
+def _survey(config: TrainConfig) -> tuple[list[Param], dict[str, FactorSize]]:
+    """The trained parameters, and the factors of the layers that give them."""
+    try:
+        infos, seen = _observe(config, "meta")
+    except UserError:
+        raise
+    except Exception:  # a model may want real numbers: then it gets them
+        infos, seen = _observe(config, "cpu")
+    if not infos:
+        raise UserError(f"model: {_target(config)} has no parameter to train")
+    if config.trainer.accumulate > 1:  # the gradient of several backward passes is no product of factors
+        seen = {}
+    if config.trainer.precision is Precision.bf16:
+        seen = {name: FactorSize(size.rows, 2) for name, size in seen.items()}
+    return infos, seen
+
+
+def _observe(config: TrainConfig, device: str) -> tuple[list[Param], dict[str, FactorSize]]:
+    import torch
+
+    from poseidon.config.build import build
+    from poseidon.engine.parameters import observe, trainable
+
+    inputs = _inputs(config, device)
+    with torch.device(device):
+        model: Any = build(config.model, key="model")
+        if not isinstance(model, torch.nn.Module):
+            raise UserError(f"model: {_target(config)} gave {type(model).__name__}, must be a nn.Module")
+        model.train()
+        try:
+            return trainable(model)[1], observe(model, lambda: model(inputs))
+        except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+            if device == "meta":
+                raise
+            reason = " ".join(str(error).split())
+            raise UserError(f"model: {_target(config)} cannot take the data set's rows: {reason}") from error
+
+
+def _inputs(config: TrainConfig, device: str) -> Any:
+    """The rows of one node: zeros of the shape that the data set's config tells, else the first real ones."""
+    import torch
+
+    from poseidon.config.build import build
+    from poseidon.data import collate
+    from poseidon.training.loader import to_device
+
+    rows, shape = config.trainer.batch_size, config.dataset.get("shape")
+    if shape is not None:
+        dtype = getattr(torch, str(config.dataset.get("dtype") or "float32"))
+        return torch.zeros(rows, *shape, dtype=dtype, device=device)
+    train, _ = build(config.dataset, key="dataset")
+    inputs, _ = collate([train[i % len(train)] for i in range(rows)])
+    return to_device(inputs, torch.device(device))
+
+
+def _target(config: TrainConfig) -> str:
+    return str(config.model.get("_target_"))
