@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 from poseidon.data.check import check
 
 if TYPE_CHECKING:
+    from poseidon.data.drawn import glyphs
     from poseidon.data.handwritten import digits, mnist5k
     from poseidon.data.noise import synthetic
     from poseidon.data.tensors import InMemory, Rows, collate
 
-__all__ = ["InMemory", "Rows", "check", "collate", "digits", "mnist5k", "synthetic"]
+__all__ = ["InMemory", "Rows", "check", "collate", "digits", "glyphs", "mnist5k", "synthetic"]
 
 _HOME = {
     "InMemory": "tensors",
     "Rows": "tensors",
     "collate": "tensors",
     "digits": "handwritten",
+    "glyphs": "drawn",
     "mnist5k": "handwritten",
     "synthetic": "noise",
 }

@@ -15,6 +15,10 @@ def check(node: Mapping[str, Any]) -> None:
         return
     if name in ("mnist5k", "digits"):
         check_split(node.get("train_share", 0.8), node.get("split_seed", 0))
+    if name == "glyphs":
+        check_glyphs(
+            node["image_shape"], node["classes"], node.get("size", 1), node.get("eval_size", 1), node.get("seed", 0)
+        )
     if name == "synthetic":
         counts = {key: node[key] for key in ("classes", "size", "eval_size") if key in node}
         check_noise(node["image_shape"], node.get("seed", 0), **counts)
@@ -36,6 +40,24 @@ def check_noise(image_shape: Any, seed: Any, **counts: Any) -> None:
     for name, value in counts.items():
         _check_count(name, value, 1)
     _check_count("seed", seed, 0)
+
+
+def check_glyphs(image_shape: Any, classes: Any, size: Any, eval_size: Any, seed: Any) -> None:
+    """Raises UserError unless the images have 1 or 3 channels and room to draw in, and as :func:`check_noise`."""
+    check_noise(image_shape, seed, classes=classes, size=size, eval_size=eval_size)
+    _check_channels(image_shape)
+    if min(image_shape[1:]) < 8:
+        raise UserError(
+            f"image_shape={list(image_shape)}: too small to draw characters in; at least 8x8 (dataset.shape)"
+        )
+
+
+def _check_channels(image_shape: Any) -> None:
+    if not (isinstance(image_shape, (list, tuple)) and len(image_shape) == 3 and image_shape[0] in (1, 3)):
+        raise UserError(
+            f"image_shape={image_shape}: must be [channels, height, width] with 1 or 3 channels, such as [3,32,32] "
+            "(dataset.shape)"
+        )
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

@@ -22,13 +22,6 @@ from poseidon.data.split import stratified
 from poseidon.errors import UserError
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("POSEIDON_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "poseidon"
-
-
 def test_mnist5k_is_real_stratified_and_the_same_everywhere(cache: Path) -> None:
     train, evaluation = data.mnist5k()
     assert [len(train), len(evaluation)] == [4000, 1000]
@@ -127,6 +120,11 @@ def test_stratified_shares_out_every_class() -> None:
         ("synthetic", {"image_shape": [3, 0, 2], "classes": 2}, "image_shape"),
         ("synthetic", {"image_shape": [3], "classes": 0}, "classes=0"),
         ("synthetic", {"image_shape": [3], "classes": 2, "size": 0}, "size=0"),
+        ("glyphs", {"image_shape": [2, 32, 32], "classes": 2}, "1 or 3 channels"),
+        ("glyphs", {"image_shape": [32, 32], "classes": 2}, "1 or 3 channels"),
+        ("glyphs", {"image_shape": [1, 32, 7], "classes": 2}, "at least 8x8"),
+        ("glyphs", {"image_shape": [1, 32, 32], "classes": 0}, "classes=0"),
+        ("glyphs", {"image_shape": [1, 32, 32], "classes": 2, "eval_size": 0}, "eval_size=0"),
     ],
 )
 def test_refuses_arguments_out_of_range(make: str, args: dict[str, Any], message: str) -> None:
