@@ -1,8 +1,11 @@
-"""Makes Hydra know the schemas (``base_train`` ...) and the one resolver that ``conf/`` uses."""
+"""Makes Hydra know the schemas (``base_train`` ...) and the resolvers that ``conf/`` uses."""
 
 from __future__ import annotations
 
+import atexit
 import secrets
+import tempfile
+from functools import cache
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -23,3 +26,12 @@ def register() -> None:
     ):
         ConfigStore.instance().store(name=f"base_{workflow}", node=schema, provider="poseidon")
     OmegaConf.register_new_resolver("poseidon_unique", lambda: UNIQUE, replace=True)
+    OmegaConf.register_new_resolver("poseidon_scratch", scratch, replace=True)
+
+
+@cache
+def scratch() -> str:
+    """A folder that is gone when this process ends: for what Hydra writes about a sweep that keeps no records."""
+    folder = tempfile.TemporaryDirectory(prefix="poseidon-")
+    atexit.register(folder.cleanup)
+    return folder.name
