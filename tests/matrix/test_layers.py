@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
 from tests.matrix.harness import COMMS, SIZES, Case, assert_equals_one_process, images, tokens, vectors
