@@ -1,4 +1,4 @@
-"""Where the config groups and the workflows are: beside this package's code in a wheel, at the top of a checkout."""
+"""Where config groups, workflows and the report's templates are: beside the code in a wheel, at a checkout's top."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ def conf_dir() -> Path:
 def pipelines_dir() -> Path:
     """Absolute path of ``pipelines/``. Raises UserError if the installation lacks it."""
     return _shipped("pipelines")
+
+
+def reports_dir() -> Path:
+    """Absolute path of ``reports/``: templates, style and published figures. UserError if the installation lacks it."""
+    return _shipped("reports")
 
 
 def _shipped(name: str) -> Path:

@@ -1,0 +1,103 @@
+"""What all figures share: colours, the style, and files that depend on the data alone."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from poseidon.config.paths import reports_dir
+
+#: Okabe and Ito's colours, and a marker for each, so that nothing is told by colour alone. Schemes of a layer (ps,
+#: sfb) have the colour of the comm that uses nothing else.
+_LOOKS = {
+    "single": ("#000000", "*"),
+    "ddp": ("#CC79A7", "s"),
+    "ps": ("#D55E00", "^"),
+    "sfb": ("#009E73", "D"),
+    "hybrid": ("#0072B2", "o"),
+}
+_OTHERS = (("#E69F00", "v"), ("#56B4E9", "P"), ("#8C6D31", "X"), ("#666666", "p"))
+_LINES = ("-", (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
+GREY = "#777777"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a curve is drawn."""
+
+    color: str
+    marker: str
+    line: str | tuple[int, tuple[float, ...]]
+
+
+def looks(variants: Sequence[tuple[str, str]]) -> dict[str, Look]:
+    """Of each curve, given as (name, comm): colour and marker are the comm's, in all figures; lines tell its variants
+    apart."""
+    found: dict[str, Look] = {}
+    drawn: dict[str, int] = {}
+    for name, comm in variants:
+        if name not in found:
+            color, marker = _LOOKS.get(comm) or _OTHERS[zlib.crc32(comm.encode()) % len(_OTHERS)]
+            found[name] = Look(color, marker, _LINES[drawn.get(comm, 0) % len(_LINES)])
+            drawn[comm] = drawn.get(comm, 0) + 1
+    return found
+
+
+def color_of(scheme: str) -> str:
+    return looks([(scheme, scheme)])[scheme].color
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """matplotlib's defaults and our style, whatever the user's own settings are."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(mpl.rc_params_from_file(reports_dir() / "poseidon.mplstyle", use_default_template=False))
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Inches. No pyplot: no window system, no state that outlives the figure."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def head(figure: Figure, title: str, subtitle: str) -> None:
+    """A title, and below it in grey what the numbers are."""
+    height = figure.get_figheight()
+    top = 1 - 0.08 / height
+    figure.suptitle(title + "\n", x=0.01, y=top, ha="left", va="top", weight="bold", size=11.5)  # room for two lines
+    figure.text(0.01, top - 0.22 / height, subtitle, ha="left", va="top", size=8.5, color="#555555")
+
+
+def save(figure: Figure, stem: Path, suffixes: Sequence[str] = (".png", ".svg")) -> list[Path]:
+    """Writes ``stem``.png and ``stem``.svg: the same bytes for the same figure."""
+    metadata = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
+    files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
+    for file, suffix in zip(files, suffixes, strict=True):
+        figure.savefig(file, metadata=metadata[suffix])
+    return files
+
+
+def plain_log2(axes: Axes, low: float, high: float, *, axis: str) -> None:
+    """A log2 axis with plain numbers; half steps are labelled too where the range is small."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    target = axes.xaxis if axis == "x" else axes.yaxis
+    (axes.set_xscale if axis == "x" else axes.set_yscale)("log", base=2)
+    (axes.set_xlim if axis == "x" else axes.set_ylim)(low, high)
+    powers = [2.0**k for k in range(-10, 21)]
+    if axis == "y" and high / low < 6:
+        powers = sorted([*powers, *(1.25 * p for p in powers), *(1.5 * p for p in powers), *(1.75 * p for p in powers)])
+    target.set_major_locator(FixedLocator([tick for tick in powers if low <= tick <= high]))
+    target.set_minor_locator(NullLocator())
+    target.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

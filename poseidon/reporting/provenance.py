@@ -1,0 +1,96 @@
+"""Where a report's numbers come from: hosts, versions, commits, seeds, and what differs among the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from poseidon.reporting.runs import COMPLETED, Run
+from poseidon.reporting.sections import Section
+from poseidon.reporting.variants import differences
+
+#: Values of a differing key that are spelled out.
+_MOST_VALUES = 8
+
+
+def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """(what, value), of completed runs; where these differ, all values with the number of runs."""
+    versions = sorted({name for run in runs for name in run.versions})
+    return [
+        ("host", _counted(run.host.get("name") for run in runs)),
+        ("CPU", _counted(run.host.get("cpu") for run in runs)),
+        ("cores", _counted(run.host.get("cores") for run in runs)),
+        ("memory", _counted(_gigabytes(run.host.get("memory")) for run in runs)),
+        ("operating system", _counted(run.host.get("os") for run in runs)),
+        ("degree of reality", _counted(run.summary.get("degree") for run in runs)),
+        ("commit", _counted(_commit(run) for run in runs)),
+        ("seeds", ", ".join(sorted({run.text("seed") for run in runs}, key=lambda seed: (len(seed), seed)))),
+        *((name, _counted(run.versions.get(name) for run in runs)) for name in versions),
+    ]
+
+
+def warnings(runs: Sequence[Run]) -> list[str]:
+    """What a reader should know before believing a comparison of these runs."""
+    found = []
+    if len({run.summary.get("git_commit") for run in runs}) > 1:
+        found.append("The runs come from several commits.")
+    if any(run.summary.get("git_dirty") for run in runs):
+        found.append("Some runs were made with edits that are in no commit.")
+    if any(len({str(run.versions.get(name)) for run in runs}) > 1 for name in {n for r in runs for n in r.versions}):
+        found.append("The runs were made with different versions of the software.")
+    if len({run.host_type for run in runs}) > 1:
+        found.append("The runs come from different hosts; no speedup mixes them.")
+    if any(run.oversubscribed for run in runs):
+        found.append("Some runs had more ranks x threads than cores: their speeds say little (°, drawn hollow).")
+    return found
+
+
+def config_differences(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """(key, values with the number of runs) of every config key in which the runs differ."""
+    return [(key, _listed(values)) for key, values in differences(runs).items()]
+
+
+def failures(runs: Iterable[Run]) -> list[tuple[str, str, str]]:
+    """(run, status, why) of all that is not averaged in."""
+    return [(run.name, run.status, run.error or _why(run)) for run in runs if run.status != COMPLETED]
+
+
+def baselines(section: Section) -> list[str]:
+    """What the speedups of a section are relative to."""
+    found: dict[str, None] = {}
+    for configuration in section.configurations:
+        baseline = section.baseline(configuration)
+        if baseline is None or configuration.comm == "single":
+            continue
+        speed = baseline.speed
+        spread = f" [{speed.low:,.1f}..{speed.high:,.1f}]" if speed.count > 1 else ""
+        differs = f", with other {', '.join(baseline.differs)} for want of the same" if baseline.differs else ""
+        runs = "1 run" if speed.count == 1 else f"median of {speed.count} runs"
+        found[f"{speed.median:,.1f}{spread} images/s ({runs} of comm=single{differs})"] = None
+    return list(found)
+
+
+def _why(run: Run) -> str:
+    return "still running, or its machine went down" if run.status == "running" else "no reason recorded"
+
+
+def _commit(run: Run) -> str | None:
+    commit, dirty = run.summary.get("git_commit"), run.summary.get("git_dirty")
+    return f"{str(commit)[:12]}{' (edited)' if dirty else ''}" if commit else None
+
+
+def _gigabytes(value: Any) -> str | None:
+    return f"{value / 2**30:.1f} GiB" if isinstance(value, int) else None
+
+
+def _counted(values: Iterable[Any]) -> str:
+    counts: dict[str, int] = {}
+    for value in values:
+        word = "not known" if value is None else str(value)
+        counts[word] = counts.get(word, 0) + 1
+    return next(iter(counts)) if len(counts) == 1 else _listed(dict(sorted(counts.items())))
+
+
+def _listed(counts: dict[str, int]) -> str:
+    shown = [f"{value} ({count})" for value, count in list(counts.items())[:_MOST_VALUES]]
+    return "; ".join(shown) + (f"; {len(counts) - _MOST_VALUES} more" if len(counts) > _MOST_VALUES else "")

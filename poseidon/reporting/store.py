@@ -1,0 +1,134 @@
+"""Reads the runs of an experiment from an MLflow store."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from poseidon.errors import UserError
+from poseidon.reporting.runs import COMPLETED, History, Run
+
+#: The curves that are drawn.
+METRICS = ("train/loss", "train/wall_s", "eval/accuracy", "eval/loss", "eval/wall_s")
+_PAGE = 1000
+
+
+class Store:
+    """An MLflow store, for reading only.
+
+    Raises:
+        UserError: from every method, if there is no store or it cannot be read.
+    """
+
+    def __init__(self, uri: str | None = None) -> None:
+        self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+        file = re.match(r"sqlite:///([^?]+)", self.uri)
+        if file and not Path(file[1]).is_file():
+            raise UserError(
+                f"there is no run store {shown(self.uri)} here: `poseidon train ...` makes one; or name another with "
+                f"tracking.uri=... (or MLFLOW_TRACKING_URI)"
+            )
+        with self._errors():
+            from mlflow import MlflowClient
+
+            self._client = MlflowClient(tracking_uri=self.uri)
+
+    def experiments(self) -> list[str]:
+        """Names of all experiments that hold runs of ours, sorted."""
+        with self._errors():
+            found = _pages(self._client.search_experiments)
+            return sorted(e.name for e in found if self._search(e.experiment_id, _PAGE)[:1])
+
+    def runs(self, experiment: str) -> list[Run]:
+        """All jobs of an experiment, whatever became of them, in an order that depends on them only."""
+        with self._errors():
+            found = self._client.get_experiment_by_name(experiment)
+            if found is None or found.lifecycle_stage == "deleted":
+                return []
+            with TemporaryDirectory() as folder:
+                return [self._run(run, Path(folder)) for run in self._search(found.experiment_id)]
+
+    def _search(self, experiment_id: str, at_most: int | None = None) -> list[Any]:
+        query: dict[str, Any] = {
+            "experiment_ids": [experiment_id],
+            "filter_string": "tags.`poseidon.kind` = 'run'",
+        }
+        if at_most is not None:
+            return list(self._client.search_runs(**query, max_results=1))
+        runs = _pages(self._client.search_runs, **query)
+        return sorted(runs, key=lambda run: (run.info.start_time or 0, run.info.run_id))
+
+    def _run(self, run: Any, folder: Path) -> Run:
+        tags, run_id = run.data.tags, run.info.run_id
+        summary = self._summary(run_id, folder)
+        status = str(summary.get("status") or tags.get("poseidon.status") or run.info.status.lower())
+        error = summary.get("error") or tags.get("poseidon.error")
+        if status == COMPLETED and not all(key in summary for key in ("comm", "nodes", "batch_size")):
+            status, error = "unreadable", "its summary.json is missing or lacks comm, nodes or batch_size"
+        return Run(
+            run_id=run_id,
+            name=str(tags.get("mlflow.runName") or run_id),
+            status=status,
+            error=None if error is None else " ".join(str(error).split()),
+            summary=summary,
+            params=dict(sorted(run.data.params.items())),
+            histories=self._histories(run) if status == COMPLETED else {},
+        )
+
+    def _summary(self, run_id: str, folder: Path) -> dict[str, Any]:
+        """{} if the run left none, which is so while it is running."""
+        target = folder / run_id
+        target.mkdir()
+        try:
+            file = self._client.download_artifacts(run_id, "summary.json", str(target))
+            content = json.loads(Path(file).read_text(encoding="utf-8"))
+        except Exception:  # what is raised for a missing file depends on where the artifacts are
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _histories(self, run: Any) -> dict[str, History]:
+        found: dict[str, History] = {}
+        for metric in METRICS:
+            if metric in run.data.metrics:
+                records = self._client.get_metric_history(run.info.run_id, metric)
+                last = {r.step: r.value for r in sorted(records, key=lambda r: (r.step, r.timestamp, r.value))}
+                found[metric] = tuple((step, value) for step, value in last.items() if abs(value) < float("inf"))
+        return found
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """MLflow's and its database's errors in one line; no progress bars; a server that is down is told soon."""
+        quiet = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+        ours = {key: value for key, value in quiet.items() if key not in os.environ}
+        os.environ.update(ours)
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # MLflow's, SQLAlchemy's, or the HTTP client's
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"cannot read the run store {shown(self.uri)}: {reason}") from error
+        finally:
+            for key in ours:
+                del os.environ[key]
+
+
+def shown(uri: str) -> str:
+    """Without a password."""
+    return re.sub(r"//[^/@]*@", "//***@", uri)
+
+
+def _pages(search: Any, **query: Any) -> Iterator[Any]:
+    token = None
+    while True:
+        page = search(**query, max_results=_PAGE, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return

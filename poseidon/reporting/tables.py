@@ -1,0 +1,131 @@
+"""Rows of the report's tables, as data for CSV files and as text for people."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from poseidon.reporting.runs import COMPLETED, Run, Stat, stat
+from poseidon.reporting.sections import Configuration, Section
+
+DASH = "\N{EN DASH}"
+
+
+def summary_rows(sections: Iterable[Section]) -> list[dict[str, Any]]:
+    """A row per configuration: medians over its repeats."""
+    return [_summary(section, configuration) for section in sections for configuration in section.configurations]
+
+
+def _summary(section: Section, configuration: Configuration) -> dict[str, Any]:
+    runs, speed, speedup = configuration.runs, configuration.speed, section.speedup(configuration)
+    return {
+        "setting": section.title,
+        "curve": configuration.variant,
+        "comm": configuration.comm,
+        "nodes": configuration.nodes,
+        "rows_per_iteration": configuration.rows,
+        "repeats": len(runs),
+        **_spread("images_per_second", speed),
+        **_spread("speedup", speedup),
+        "iteration_seconds": _median(run.iteration_seconds for run in runs),
+        "stall_share": _median(run.stall_share for run in runs),
+        "bytes_sent_per_iteration": _median(run.bytes_sent for run in runs),
+        "bytes_source": "computed" if any(run.computed for run in runs) else "counted",
+        "metric": section.metric,
+        "eval_accuracy": None if section.throughput_only else _median(run.value("eval_accuracy") for run in runs),
+        "train_loss": _median(run.value("train_loss") for run in runs),
+        "oversubscribed": configuration.oversubscribed,
+        "degree": section.facts["degree"],
+        "status": COMPLETED,
+    }
+
+
+def run_rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """A row per run, whatever became of it."""
+    return [
+        {
+            "run": run.name,
+            "run_id": run.run_id,
+            "status": run.status,
+            **{key: run.summary.get(key) for key in ("model", "dataset", "comm", "nodes", "batch_size", "seed")},
+            "images_per_second": run.speed,
+            "eval_accuracy": None if run.throughput_only else run.value("eval_accuracy"),
+            "train_loss": run.value("train_loss"),
+            "iterations": run.value("iterations"),
+            "host": run.host.get("name"),
+            "git_commit": run.summary.get("git_commit"),
+            "git_dirty": run.summary.get("git_dirty"),
+            "started": run.summary.get("started"),
+            "error": run.error,
+        }
+        for run in runs
+    ]
+
+
+def shown(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row of :func:`summary_rows` as people read it."""
+    alone = row["nodes"] == 1
+    star = "*" if row["bytes_source"] == "computed" and not alone else ""
+    return {
+        "comm": str(row["curve"]) + (" °" if row["oversubscribed"] else ""),
+        "nodes": str(row["nodes"]),
+        "repeats": str(row["repeats"]),
+        "images/s": _range(row, "images_per_second", "{:,.0f}" if (row["images_per_second"] or 0) >= 100 else "{:.3g}"),
+        "speedup": _range(row, "speedup", "{:.2f}"),
+        "ms/iteration": text(row["iteration_seconds"], "{:.1f}", 1e3),
+        "stall": DASH if alone else text(row["stall_share"], "{:.0%}"),
+        "MB sent": DASH if alone else text(row["bytes_sent_per_iteration"], "{:.3f}", 1e-6) + star,
+        "accuracy": text(row["eval_accuracy"], "{:.2%}" if is_share(row["metric"]) else "{:.4g}"),
+        "loss": text(row["train_loss"], "{:.4g}"),
+        "degree": str(row["degree"]),
+        "status": str(row["status"]),
+    }
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a fraction, which people read in percent."""
+    return metric.endswith("accuracy")
+
+
+def text(value: Any, form: str, scale: float = 1.0) -> str:
+    return DASH if value is None else form.format(value * scale)
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> str:
+    """With floats in one form, and nothing for what is not known."""
+    file = io.StringIO()
+    names = list(columns or dict.fromkeys(key for row in rows for key in row))
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow([_cell(row.get(name)) for name in names])
+    return file.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _range(row: Mapping[str, Any], key: str, form: str) -> str:
+    middle, low, high = (row[name] for name in (key, f"{key}_min", f"{key}_max"))
+    if middle is None:
+        return DASH
+    spread = f" [{form.format(low)}..{form.format(high)}]" if row["repeats"] > 1 else ""
+    return form.format(middle) + spread
+
+
+def _spread(key: str, found: Stat | None) -> dict[str, float | None]:
+    if found is None:
+        return {key: None, f"{key}_min": None, f"{key}_max": None}
+    return {key: found.median, f"{key}_min": found.low, f"{key}_max": found.high}
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    found = stat(values)
+    return found.median if found else None

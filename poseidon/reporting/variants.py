@@ -1,0 +1,121 @@
+"""What tells runs apart: which of their differences make another setting, another curve, or a mere repeat."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from poseidon.reporting.runs import Run
+
+#: From left to right in every table and legend; others follow by name.
+COMMS = ("single", "ddp", "ps", "sfb", "hybrid")
+#: Keys that change neither speed nor result, or that are axes of their own.
+_NEVER = ("tracking.", "comm.name", "comm.timeout", "comm.encryption", "cluster.nodes", "cluster.threads")
+_NEVER_TRAINER = tuple(
+    f"trainer.{name}" for name in ("batch_size", "global_batch", "resume", "checkpoint", "log_every", "eval_")
+)
+#: Said whenever runs differ in them, even where comm tells the runs apart.
+_ALWAYS = ("comm.overlap", "comm.rule")
+_SETTING = ("model.", "dataset.", "device", "trainer.accumulate")
+_NOT_SETTING = ("model.weights", "dataset.root")
+
+
+def comm_order(comm: str) -> tuple[int, str]:
+    return (COMMS.index(comm) if comm in COMMS else len(COMMS), comm)
+
+
+def relevant(key: str, run: Run) -> bool:
+    """Whether a config key of this run can have had an influence on its speed or result."""
+    if key.startswith((*_NEVER, *_NEVER_TRAINER)) or key.endswith("seed"):
+        return False
+    if not key.startswith("comm."):
+        return True
+    if run.comm in ("single", "ddp"):
+        return run.comm == "ddp" and key.startswith("comm.ddp.")
+    return not key.startswith("comm.ddp.") and (key != "comm.rule" or run.comm == "hybrid")
+
+
+def setting_params(run: Run) -> dict[str, str]:
+    """The config keys that make two runs incomparable: of model, data set and numerics, less the seeds."""
+    return {
+        key: value
+        for key, value in run.params.items()
+        if key.startswith(_SETTING) and not key.startswith(_NOT_SETTING) and not key.endswith("seed")
+    }
+
+
+def differing_keys(runs: Sequence[Run]) -> list[str]:
+    """The config keys, sorted, that split the runs of one setting into curves, beside comm, nodes and rows.
+
+    Of several keys that always change together (the epochs and a schedule's length) the first alone is named.
+    """
+    ours = [{k: v for k, v in run.params.items() if relevant(k, run) and k not in setting_params(run)} for run in runs]
+    kept: list[str] = []
+    for key in sorted({key for params in ours for key in params}, key=_preference):
+        if len({params[key] for params in ours if key in params}) < 2:
+            continue
+        before = _partition(runs, ours, kept)
+        if key in _ALWAYS or len(_partition(runs, ours, [*kept, key])) > len(before):
+            kept.append(key)
+    return sorted(kept)
+
+
+def differences(runs: Iterable[Run]) -> dict[str, dict[str, int]]:
+    """Every config key in which runs differ: value -> number of runs."""
+    counts: dict[str, dict[str, int]] = {}
+    runs = list(runs)
+    for key in sorted({key for run in runs for key in run.params}):
+        values: dict[str, int] = {}
+        for run in runs:
+            value = run.params.get(key, "(none)")
+            values[value] = values.get(value, 0) + 1
+        if len(values) > 1 and not key.startswith("tracking.run_name"):
+            counts[key] = dict(sorted(values.items(), key=lambda item: _natural(item[0])))
+    return counts
+
+
+def usual(runs: Sequence[Run], keys: Iterable[str]) -> dict[str, str]:
+    """Values of overlap and rule that most runs have, and that need not be said of each."""
+    found = {}
+    for key in keys:
+        values = [run.params[key] for run in runs if key in _ALWAYS and key in run.params and relevant(key, run)]
+        for value, count in Counter(values).most_common(1):
+            if 2 * count > len(values):
+                found[key] = value
+    return found
+
+
+def label(run: Run, keys: Iterable[str], usual: Mapping[str, str], *, rows: int | None = None) -> str:
+    """Names a curve: comm, and what else tells it apart.
+
+    Args:
+        keys: from :func:`differing_keys`.
+        usual: values that are not said, from :func:`usual`.
+        rows: per node, if they are not those of the setting.
+    """
+    said = [key for key in keys if key in run.params and relevant(key, run) and run.params[key] != usual.get(key)]
+    extra = [short(key, run.params[key]) for key in said]
+    if rows is not None:
+        extra.insert(0, f"{rows} rows")
+    return f"{run.comm} ({', '.join(extra)})" if extra else run.comm
+
+
+def short(key: str, value: Any) -> str:
+    return f"{key.rpartition('.')[2]}={value}"
+
+
+def _partition(runs: Sequence[Run], ours: Sequence[Mapping[str, str]], keys: Sequence[str]) -> set[tuple[Any, ...]]:
+    return {(run.comm, *(params.get(key) for key in keys)) for run, params in zip(runs, ours, strict=True)}
+
+
+def _preference(key: str) -> tuple[int, str]:
+    first = ("comm.overlap", "comm.rule", "comm.", "trainer.", "optimizer.")
+    return (next((i for i, prefix in enumerate(first) if key.startswith(prefix)), len(first)), key)
+
+
+def _natural(value: str) -> tuple[int, float, str]:
+    try:
+        return (0, float(value), value)
+    except ValueError:
+        return (1, 0.0, value)
