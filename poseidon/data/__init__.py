@@ -8,21 +8,39 @@ from typing import TYPE_CHECKING, Any
 from poseidon.data.check import check
 
 if TYPE_CHECKING:
+    from poseidon.data.characters import text
+    from poseidon.data.cifar import cifar10
     from poseidon.data.drawn import glyphs
     from poseidon.data.handwritten import digits, mnist5k
     from poseidon.data.noise import synthetic
+    from poseidon.data.photos import imagefolder
     from poseidon.data.tensors import InMemory, Rows, collate
 
-__all__ = ["InMemory", "Rows", "check", "collate", "digits", "glyphs", "mnist5k", "synthetic"]
+__all__ = [
+    "InMemory",
+    "Rows",
+    "check",
+    "cifar10",
+    "collate",
+    "digits",
+    "glyphs",
+    "imagefolder",
+    "mnist5k",
+    "synthetic",
+    "text",
+]
 
 _HOME = {
     "InMemory": "tensors",
     "Rows": "tensors",
+    "cifar10": "cifar",
     "collate": "tensors",
     "digits": "handwritten",
     "glyphs": "drawn",
+    "imagefolder": "photos",
     "mnist5k": "handwritten",
     "synthetic": "noise",
+    "text": "characters",
 }
 
 

@@ -53,7 +53,7 @@ def glyphs(image_shape: Sequence[int], classes: int, size: int = 8000, eval_size
     Raises:
         UserError: an argument is out of range, or the fonts are missing.
     """
-    check_glyphs(image_shape, classes, size, eval_size, seed)
+    check_glyphs(image_shape, seed, classes=classes, size=size, eval_size=eval_size)
     shape = (image_shape[0], image_shape[1], image_shape[2])
     fonts = _fonts()
     train, evaluation = (

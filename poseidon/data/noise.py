@@ -1,4 +1,4 @@
-"""Noise in any shape, for measuring speed: the labels have nothing to do with the images."""
+"""Noise in any shape, for measuring speed: what is to be learnt has nothing to do with what is given."""
 
 from __future__ import annotations
 
@@ -55,19 +55,43 @@ class Noise(Dataset[tuple[Tensor, ...]]):
         return self._buffer.unfold(0, math.prod(self.shape), 1)
 
 
+class Babble(Noise):
+    """``size`` rows of (random codes, the codes one place later), both int64 of (positions,) and below ``classes``."""
+
+    def __getitems__(self, indices: Sequence[int]) -> Rows:
+        places = torch.tensor([_mix(self.seed, self._inside(index)) % _PLACES for index in indices], dtype=torch.int64)
+        chosen = self._windows().index_select(0, places)
+        return Rows(chosen[:, :-1].contiguous(), chosen[:, 1:].contiguous())
+
+    def _windows(self) -> Tensor:
+        (positions,) = self.shape
+        if self._buffer is None:
+            generator = torch.Generator().manual_seed(self.seed)
+            self._buffer = torch.randint(self.classes, (positions + 1 + _PLACES,), generator=generator)
+        return self._buffer.unfold(0, positions + 1, 1)
+
+
 def synthetic(
-    image_shape: Sequence[int], classes: int, size: int = 2048, eval_size: int = 256, seed: int = 0
+    image_shape: Sequence[int],
+    classes: int,
+    size: int = 2048,
+    eval_size: int = 256,
+    seed: int = 0,
+    values: str = "float32",
 ) -> tuple[Noise, Noise]:
     """(train, evaluation) of ``size`` and ``eval_size`` rows; the same for the same seed everywhere.
 
     Args:
         image_shape: of one row, as a rule channels, height and width.
+        values: ``float32`` for images with a class each; ``int64`` for text, rows of ``[positions]`` codes with a
+            class at each position.
 
     Raises:
         UserError: an argument is out of range.
     """
-    check_noise(image_shape, seed, classes=classes, size=size, eval_size=eval_size)
-    return Noise(image_shape, classes, size, 2 * seed), Noise(image_shape, classes, eval_size, 2 * seed + 1)
+    check_noise(image_shape, seed, values, classes=classes, size=size, eval_size=eval_size)
+    kind = Babble if values == "int64" else Noise
+    return kind(image_shape, classes, size, 2 * seed), kind(image_shape, classes, eval_size, 2 * seed + 1)
 
 
 def _mix(seed: int, index: int) -> int:

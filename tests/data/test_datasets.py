@@ -69,6 +69,24 @@ def test_synthetic_depends_on_seed_and_index_only() -> None:
         train[300]
 
 
+def test_synthetic_text_has_a_class_at_each_position() -> None:
+    train, evaluation = data.synthetic([9], 50, size=300, seed=3, values="int64")
+    assert [len(train), len(evaluation)] == [300, 256]
+    codes, following = train[17]
+    assert (codes.shape, codes.dtype, following.shape, following.dtype) == ((9,), torch.int64, (9,), torch.int64)
+    assert torch.equal(codes[1:], following[:-1])
+    rows = train.__getitems__(range(300)).tensors[0]
+    assert torch.equal(rows[17], codes)
+    assert rows.unique().tolist() == list(range(50))
+    assert len(rows.unique(dim=0)) > 295
+    assert len(train.__getitems__([])) == 0
+    again = data.synthetic([9], 50, size=300, seed=3, values="int64")[0]
+    assert torch.equal(again[17][0], codes)
+    assert not torch.equal(evaluation[17][0], codes)
+    with pytest.raises(IndexError):
+        train[300]
+
+
 @pytest.mark.parametrize("name", ["in memory", "synthetic"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_is_what_default_collate_makes_of_its_rows(name: str, workers: int) -> None:
@@ -120,6 +138,8 @@ def test_stratified_shares_out_every_class() -> None:
         ("synthetic", {"image_shape": [3, 0, 2], "classes": 2}, "image_shape"),
         ("synthetic", {"image_shape": [3], "classes": 0}, "classes=0"),
         ("synthetic", {"image_shape": [3], "classes": 2, "size": 0}, "size=0"),
+        ("synthetic", {"image_shape": [3, 2], "classes": 2, "values": "int64"}, r"dataset.shape=\[positions\]"),
+        ("synthetic", {"image_shape": [3], "classes": 2, "values": "int8"}, "values=int8"),
         ("glyphs", {"image_shape": [2, 32, 32], "classes": 2}, "1 or 3 channels"),
         ("glyphs", {"image_shape": [32, 32], "classes": 2}, "1 or 3 channels"),
         ("glyphs", {"image_shape": [1, 32, 7], "classes": 2}, "at least 8x8"),
@@ -132,6 +152,16 @@ def test_refuses_arguments_out_of_range(make: str, args: dict[str, Any], message
         getattr(data, make)(**args)
     with pytest.raises(UserError, match=message):
         data.check({"_target_": f"poseidon.data.{make}", **args})
+
+
+@pytest.mark.parametrize("name", ["mnist5k", "digits", "cifar10"])
+@pytest.mark.parametrize(
+    ("described", "words"),
+    [({"shape": [3, 9, 9]}, "leave dataset.shape at that"), ({"num_classes": 9}, "num_classes=9")],
+)
+def test_refuses_to_be_described_as_what_it_is_not(name: str, described: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        data.check({"_target_": f"poseidon.data.{name}", **described})
 
 
 def test_without_mlxtend(monkeypatch: pytest.MonkeyPatch) -> None:
