@@ -131,7 +131,7 @@ def _rows(drawn: Drawn) -> Images:
     return Stored(torch.from_numpy(images), drawn.labels, (_MEAN,) * shape[1], (_STD,) * shape[1])
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _ink(text: str, font: str, height: int, width: int) -> Image.Image:
     """The text alone, in white on black, as large as three quarters of the image allow."""
     box = ImageFont.truetype(font, 64, layout_engine=ImageFont.Layout.BASIC).getbbox(text)

@@ -49,6 +49,10 @@ def test_rows_are_cut_to_the_shape_and_in_the_order_of_the_names(channels: int, 
     assert (image.shape, image.dtype, label, label.dtype) == ((channels, 16, 24), torch.float32, 1, torch.int64)
     with pytest.raises(IndexError):
         train[12]
+    for index, name in ((5, "train/n001/n001_1.png"), (11, "train/n002/n002_3.JPEG")):
+        pixel = Image.open(root / name).convert("L" if channels == 1 else "RGB").getpixel((9, 9))
+        mean, std = torch.tensor(photos._MEAN[channels]), torch.tensor(photos._STD[channels])
+        assert torch.allclose(train[index][0].mean((1, 2)) * std + mean, torch.tensor(pixel) / 255, atol=0.02)
 
 
 def test_evaluation_takes_the_middle_and_normalises(tmp_path: Path) -> None:
