@@ -14,7 +14,9 @@ from poseidon.errors import UserError
 
 def main(argv: Sequence[str]) -> int:
     """Runs ``poseidon train`` and gives its exit code."""
-    return run("train", argv, _train, _check)
+    from poseidon.tracking.sweep import run_tracked
+
+    return run("train", argv, _train, _check, run_tracked)
 
 
 def _check(config: TrainConfig) -> None:

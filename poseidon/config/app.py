@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,21 @@ class Result:
 #: chose for it (which exists, and may be another run's).
 Task = Callable[[Any, list[str], Path], Result]
 
+#: ``around(configs, axes, body)`` runs the jobs by ``body()``, which gives the exit code. ``configs``: of the jobs,
+#: as far as they are known beforehand; ``axes``: swept keys with their values, None if this is no sweep.
+Around = Callable[[Sequence[Any], Mapping[str, Sequence[str]] | None, Callable[[], int]], int]
 
-def run(workflow: str, argv: Sequence[str], task: Task, check: Callable[[Any], None]) -> int:
+
+def run(
+    workflow: str, argv: Sequence[str], task: Task, check: Callable[[Any], None], around: Around | None = None
+) -> int:
     """Runs a workflow on a command line and gives the exit code.
 
     Args:
         workflow: names the root config, ``conf/<workflow>.yaml``.
         argv: Hydra's overrides and flags.
         check: raises UserError for a typed config that cannot run.
+        around: called once for all jobs together, before Hydra makes a folder; not if nothing is to run.
 
     A :class:`UserError` is one line on stderr and exit code 2. A failed job of a sweep does not stop the
     sweep, an interrupted one does.
@@ -50,10 +58,19 @@ def run(workflow: str, argv: Sequence[str], task: Task, check: Callable[[Any], N
     from poseidon.config.store import register
 
     register()
+    configs: list[Any] = []
+
+    def accept(config: Any) -> None:
+        check(config)
+        configs.append(config)
+
     try:
         line = CommandLine.parse(workflow, argv)
-        validate(line, check)
-        return _main(workflow, argv, task, sweep=line.multirun)
+        validate(line, accept)
+        body = partial(_main, workflow, argv, task, sweep=line.multirun)
+        if around is None or not (line.runs and line.checks):
+            return body()
+        return around(configs, line.axes() if line.multirun else None, body)
     except UserError as error:
         return _say(f"poseidon {workflow}: {error}", 2)
     except PoseidonError as error:

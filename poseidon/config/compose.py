@@ -68,6 +68,16 @@ class CommandLine:
         blind = given.hydra_help or given.version or given.shell_completion
         return cls(given.config_name, given.overrides, folder, given.multirun, not shows, not blind)
 
+    def axes(self) -> dict[str, list[str]]:
+        """The swept keys and their values; the expression itself where only the sweeper knows these."""
+        swept = [override for override in _parsed(self.overrides) if override.is_sweep_override()]
+        found: dict[str, list[str]] = {}
+        for override in swept:
+            key = override.get_key_element()
+            values = [value.partition("=")[2] for value in _values(override) if value is not None]
+            found[key] = values or [override.input_line.partition("=")[2]]
+        return found
+
 
 def validate(line: CommandLine, check: Callable[[Any], None]) -> None:
     """Composes every job of the command line and checks its typed config.

@@ -11,7 +11,9 @@ from typing import Any
 
 from poseidon.errors import UserError
 
-LOGS = "logs"
+#: What lies in it.
+LOGS, SUMMARY, METRICS, PLAN, FIGURES = "logs", "summary.json", "metrics.jsonl", "plan.json", "figures"
+CONFIG, OVERRIDES, SPEC = "config.yaml", "overrides.yaml", "spec.json"
 
 
 def create_run_dir(wanted: Path) -> Path:

@@ -6,12 +6,14 @@ goes down), once when all have ended. Times are seconds, sizes bytes; lists have
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from poseidon.config.schema import Comm, TrainConfig
 from poseidon.tracking.facts import cores, git_state, host_facts, versions
+from poseidon.tracking.where import shown
 
 #: Measured by the ranks; null until (and unless) they have come to the end.
 MEASURED = (
@@ -26,6 +28,7 @@ MEASURED = (
     "bytes_sent_per_iteration",
     "bytes_dense_per_iteration",
     "bytes_planned_per_iteration",
+    "bytes_by_scheme",
     "bytes_source",
     "schemes",
     "train_loss",
@@ -38,8 +41,12 @@ MEASURED = (
 )
 
 
-def begin(config: TrainConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """The summary of a run that is about to start."""
+def begin(config: TrainConfig, overrides: Sequence[str], experiment: str | None = None) -> dict[str, Any]:
+    """The summary of a run that is about to start.
+
+    Args:
+        experiment: of a config that names none; default: :func:`default_experiment`.
+    """
     single = config.comm.name is Comm.single
     nodes = 1 if single else config.cluster.nodes
     batch = config.trainer.global_batch if single and config.trainer.global_batch else config.trainer.batch_size
@@ -53,6 +60,7 @@ def begin(config: TrainConfig, overrides: Sequence[str]) -> dict[str, Any]:
         "model": part_name(config.model),
         "dataset": part_name(config.dataset),
         "throughput_only": bool(config.dataset.get("throughput_only", False)),
+        "experiment": config.tracking.experiment or experiment or default_experiment([config]),
         "cluster": config.cluster.name.value,
         "nodes": nodes,
         "devices_per_node": 1,
@@ -63,7 +71,8 @@ def begin(config: TrainConfig, overrides: Sequence[str]) -> dict[str, Any]:
         "seed": config.seed,
         **dict.fromkeys(MEASURED),
         "oversubscribed": nodes * config.cluster.threads > cores(),
-        "overrides": list(overrides),
+        "mlflow": None,
+        "overrides": [shown(override) for override in overrides],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "ended": None,
         **git_state(),
@@ -83,3 +92,13 @@ def part_name(node: dict[str, Any]) -> str | None:
     """Name of a config group's choice: its ``name``, else the last component of its ``_target_``."""
     name = node.get("name") or str(node.get("_target_") or "").rpartition(".")[2]
     return str(name) if name else None
+
+
+def default_experiment(configs: Sequence[TrainConfig]) -> str:
+    """The experiment of jobs that belong together and name none: MLFLOW_EXPERIMENT_NAME, else like ``lenet-mnist5k``,
+    or ``models-mnist5k`` if they are of several models."""
+    parts = []
+    for group in ("model", "dataset"):
+        names = {str(part_name(getattr(config, group))) for config in configs}
+        parts.append(names.pop() if len(names) == 1 else f"{group}s")
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or "-".join(parts)

@@ -5,21 +5,34 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from poseidon.cluster import launch_job
+from poseidon.cluster.base import LAUNCHER
 from poseidon.config import dump_spec, to_plain
 from poseidon.config.check import check_train
 from poseidon.config.schema import Comm, TrainConfig
 from poseidon.errors import UserError
 from poseidon.tracking import summary as summaries
-from poseidon.tracking.folder import LOGS, create_run_dir, read_json, write_json, write_text
+from poseidon.tracking.folder import (
+    CONFIG,
+    LOGS,
+    OVERRIDES,
+    PLAN,
+    SPEC,
+    SUMMARY,
+    create_run_dir,
+    read_json,
+    write_json,
+    write_text,
+)
+from poseidon.tracking.job import Tracking
+from poseidon.tracking.sweep import Sweep
 from poseidon.training.progress import Display
-
-SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
@@ -43,19 +56,23 @@ def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Job
     """Trains as ``config`` says on all its nodes and leaves the records in a folder of the run's own.
 
     The folder is ``run_dir``, or ``run_dir-1`` ... if another run has it; ``JobOutcome.run_dir`` tells.
-    The terminal gets progress, and in the end the result and where the records are.
+    The terminal gets progress, and in the end the result and where the records are. MLflow gets the records from
+    the folder, while the run goes on; a store that fails then costs the run nothing.
 
     Raises:
-        UserError: a setting cannot be used; nothing has been started or written.
+        UserError: a setting or the run store cannot be used; nothing has been started.
     """
     config = checked(config)
+    sweep, display = Sweep.current(), Display()
+    tracking = Tracking(config, sweep, partial(display.on_line, LAUNCHER, "stderr"))
     run_dir = create_run_dir(run_dir)
-    display = Display()
-    summary = summaries.begin(config, overrides)
+    summary = summaries.begin(config, overrides, sweep.experiment)
     write_json(run_dir / SUMMARY, summary)
     status, error, exit_code = "failed", None, 1
     try:
         spec = _write_spec(config, overrides, run_dir)
+        summary["mlflow"] = tracking.begin(run_dir)
+        write_json(run_dir / SUMMARY, summary)
         world_size = 1 if config.comm.name is Comm.single else config.cluster.nodes
         job = launch_job(
             [sys.executable, "-m", "poseidon.training.worker", str(spec)],
@@ -72,10 +89,17 @@ def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Job
         raise
     finally:
         display.close()
-        measured = read_json(run_dir / "result.json") or _so_far(display.last, read_json(run_dir / "plan.json") or [])
+        measured = read_json(run_dir / "result.json") or _so_far(display.last, read_json(run_dir / PLAN) or [])
         summary = summaries.end(summary, status, error, measured)
         write_json(run_dir / SUMMARY, summary)
+        sweep.note(run_dir)
+        tracking.end()
+        if tracking.reference != summary["mlflow"]:  # the store has come back only now
+            summary["mlflow"] = tracking.reference
+            write_json(run_dir / SUMMARY, summary)
     _conclude(display.console, summary, run_dir)
+    for line in tracking.lines():
+        display.console.print(line, markup=False)
     return JobOutcome(exit_code, summary["eval_accuracy"], run_dir, summary)
 
 
@@ -107,10 +131,10 @@ def find_checkpoint(resume: str) -> Path:
 def _write_spec(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Path:
     from omegaconf import OmegaConf
 
-    spec = run_dir / "spec.json"
+    spec = run_dir / SPEC
     dump_spec(spec, config, overrides, run_dir)
-    for name, content in (("config", to_plain(config)), ("overrides", list(overrides))):
-        write_text(run_dir / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(content)))
+    for name, content in ((CONFIG, to_plain(config)), (OVERRIDES, list(overrides))):
+        write_text(run_dir / name, OmegaConf.to_yaml(OmegaConf.create(content)))
     return spec
 
 

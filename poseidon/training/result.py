@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,9 +36,11 @@ def collect(session: Session, model: nn.Module, outcome: Outcome, rows: int) -> 
         "cpu": outcome.clock.cpu_seconds_per_iteration,
         "stall_seconds": report["stall_seconds"] if counted else None,
         "strangers": report["strangers"],
+        "schemes": _dense_by_scheme(report),
         **{key: report[key] for key in _PER_RANK},
     }
     ranks = session.gather(mine)
+    schemes = sorted({scheme for rank in ranks for scheme in rank["schemes"]})
     seconds = spread(outcome.clock.seconds)
     score = outcome.score
     return {
@@ -52,6 +55,7 @@ def collect(session: Session, model: nn.Module, outcome: Outcome, rows: int) -> 
         "cpu_seconds_per_iteration": _mean([rank["cpu"] for rank in ranks]),
         "cpu_seconds_per_iteration_per_rank": [rank["cpu"] for rank in ranks],
         **{key: [rank[key] for rank in ranks] for key in _PER_RANK},
+        "bytes_by_scheme": {s: max(rank["schemes"].get(s, 0.0) for rank in ranks) for s in schemes},
         "bytes_source": report["bytes_source"],
         "schemes": report["schemes"],
         "train_loss": outcome.train_loss,
@@ -64,6 +68,19 @@ def collect(session: Session, model: nn.Module, outcome: Outcome, rows: int) -> 
 
 
 _PER_RANK = ("bytes_sent_per_iteration", "bytes_dense_per_iteration", "bytes_planned_per_iteration")
+
+
+def _dense_by_scheme(report: dict[str, Any]) -> dict[str, float]:
+    """A rank's ``bytes_dense_per_iteration``, split; {} if it sends nothing."""
+    dense = report["bytes_dense_per_iteration"]
+    if report["bytes_source"] == "computed":
+        return {"ddp": dense} if dense else {}
+    sent: dict[str, float] = defaultdict(float)
+    for by_scheme in report["traffic"].values():
+        for scheme, directions in by_scheme.items():
+            sent[scheme] += directions.get("sent", 0.0)
+    total = sum(sent.values())
+    return {scheme: dense * share / total for scheme, share in sent.items()} if total else {}
 
 
 def compare_replicas(session: Session, model: nn.Module, digests: list[str]) -> None:

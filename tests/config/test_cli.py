@@ -30,7 +30,9 @@ def test_without_a_workflow_all_are_listed(arguments, capsys):
 def test_an_unknown_workflow_is_one_line_with_the_known_ones(capsys):
     assert cli.main(["trian"]) == 2
     message = capsys.readouterr().err
-    assert message == "poseidon: unknown workflow 'trian': did you mean train? known are demo, train\n"
+    known = ", ".join(cli.workflows())
+    assert "demo, " in known
+    assert message == f"poseidon: unknown workflow 'trian': did you mean train? known are {known}\n"
 
 
 def test_help_shows_groups_keys_and_what_is_often_changed(capsys, asked):
@@ -150,7 +152,7 @@ def test_the_completion_to_install_is_for_the_program(capsys):
 def test_neither_help_nor_a_mistake_imports_what_takes_seconds(tmp_path):
     code = (
         "import sys; from poseidon import cli; from poseidon.training import job\n"
-        "for args in ([], ['train', '--help'], ['train', 'model=x'], ['train', 'seed=1']):\n"
+        "for args in ([], ['train', '--help'], ['train', 'model=x'], ['train', 'tracking.mlflow=false']):\n"
         "    job.run_job = lambda *a: job.JobOutcome(0, None, None); cli.main(args)\n"
         "print('HEAVY', sorted({'torch', 'mlflow', 'pandas', 'matplotlib'} & set(sys.modules)))\n"
     )
