@@ -22,16 +22,18 @@ class Picture:
         stem: of its files: ``figures/STEM.png``, ``figures/STEM.svg`` and ``data/STEM.csv``.
         source: the SVG as a data URI, so that the page alone shows it.
         caption: what is to be seen.
+        wide: whether it has too many panels for a narrow screen.
     """
 
     stem: str
     source: str
     caption: str
+    wide: bool = False
 
     @classmethod
-    def of(cls, svg: Path, caption: str) -> Picture:
+    def of(cls, svg: Path, caption: str, *, wide: bool = False) -> Picture:
         data = base64.b64encode(svg.read_bytes()).decode("ascii")
-        return cls(svg.stem, f"data:image/svg+xml;base64,{data}", caption)
+        return cls(svg.stem, f"data:image/svg+xml;base64,{data}", caption, wide)
 
 
 @dataclass

@@ -7,6 +7,7 @@ from typing import Any
 
 from poseidon.reporting.runs import COMPLETED, Run
 from poseidon.reporting.sections import Section
+from poseidon.reporting.tables import speed_form
 from poseidon.reporting.variants import differences
 
 #: Values of a differing key that are spelled out.
@@ -62,11 +63,11 @@ def baselines(section: Section) -> list[str]:
         baseline = section.baseline(configuration)
         if baseline is None or configuration.comm == "single":
             continue
-        speed = baseline.speed
-        spread = f" [{speed.low:,.1f}..{speed.high:,.1f}]" if speed.count > 1 else ""
+        speed, form = baseline.speed, speed_form(baseline.speed.median)
+        spread = f" [{form.format(speed.low)}..{form.format(speed.high)}]" if speed.count > 1 else ""
         differs = f", with other {', '.join(baseline.differs)} for want of the same" if baseline.differs else ""
         runs = "1 run" if speed.count == 1 else f"median of {speed.count} runs"
-        found[f"{speed.median:,.1f}{spread} images/s ({runs} of comm=single{differs})"] = None
+        found[f"{form.format(speed.median)}{spread} images/s ({runs} of comm=single{differs})"] = None
     return list(found)
 
 

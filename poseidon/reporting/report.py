@@ -14,13 +14,14 @@ from poseidon.reporting.advice import baseline_command, more_nodes_command, trai
 from poseidon.reporting.page import GENERATOR, Page, Part, Picture, render
 from poseidon.reporting.runs import COMPLETED, Run
 from poseidon.reporting.sections import Section, sections
-from poseidon.reporting.store import Store, shown
+from poseidon.reporting.store import Store
 from poseidon.tracking.folder import write_text
+from poseidon.tracking.where import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_NO_BASELINE = "No speedup can be told: there is no run of comm=single with the same setting."
+_NO_BASELINE = "No speedup can be told: there is no run of comm=single with {rows} rows on such a host."
 _TOO_SHORT = (
     "No speedup can be told: the runs of comm=single made one iteration or none, and so have no speed. More of "
 )
@@ -55,6 +56,11 @@ def make_report(config: ReportConfig, console: Console | None = None) -> Path:
     write_text(index, render(_page(experiment, runs, parts)))
     if console is not None:
         _print(console, parts)
+        others = len(runs) - sum(run.status == COMPLETED for run in runs)
+        if others:
+            console.print(
+                f"not averaged in: {others} run{'s' if others > 1 else ''} that did not complete (see the page)"
+            )
     return index
 
 
@@ -102,7 +108,9 @@ def _speedup(part: Part, section: Section, experiment: str, config: ReportConfig
         part.command = more_nodes_command(section, experiment, uri)
         return
     if not part.notes:
-        part.missing = (_TOO_SHORT if section.singles else _NO_BASELINE) + " This makes the baseline:"
+        part.missing = (
+            _TOO_SHORT if section.singles else _NO_BASELINE.format(rows=section.batch_size)
+        ) + " This makes the baseline:"
         part.command = baseline_command(section, experiment, uri)
         return
     known = published.load()
@@ -129,13 +137,15 @@ def _training(part: Part, section: Section, folder: Path) -> None:
     for source, name, file, percent in wanted:
         figure = training.draw(section, source, name, percent=percent)
         column = source.replace("/", "_")
-        caption = f"{name.capitalize()} against iterations (above) and seconds (below): medians over the repeats."
+        caption = f"{name.capitalize()} against iterations and seconds: medians over the repeats."
+        if any(run.comm == "single" for run in section.runs):
+            caption += " One process is drawn beside each number of nodes, and may go on beyond the edge."
         rows = curves.rows(section, source, column)
         picture = _picture(figure, folder, f"{section.slug}-{file}", rows, caption)
         if picture:
             part.training.append(picture)
         else:
-            part.words.append(f"No run has a {name}.")
+            part.words.append(f"No run has recorded its {name}.")
 
 
 def _picture(figure: Any, folder: Path, stem: str, rows: Sequence[dict[str, Any]], caption: str) -> Picture | None:
@@ -146,7 +156,7 @@ def _picture(figure: Any, folder: Path, stem: str, rows: Sequence[dict[str, Any]
 
     _, svg = save(figure, folder / "figures" / stem)
     write_text(folder / "data" / f"{stem}.csv", tables.write_csv(rows))
-    return Picture.of(svg, caption)
+    return Picture.of(svg, caption, wide=figure.get_figwidth() > 8)
 
 
 def _write_tables(found: Sequence[Section], runs: Sequence[Run], folder: Path) -> None:
@@ -158,8 +168,9 @@ def _run_row(row: dict[str, Any]) -> dict[str, str]:
     names = ("run", "status", "model", "dataset", "comm", "nodes", "batch_size", "seed", "iterations", "started")
     speed, share = row["images_per_second"], row["eval_accuracy"]
     cells = {name: tables.DASH if row[name] is None else str(row[name]) for name in names}
+    cells["started"] = cells["started"].partition("+")[0].replace("T", " ")
     cells["iterations"] = tables.text(row["iterations"], "{:.0f}")
-    return cells | {"images/s": tables.text(speed, "{:,.1f}"), "accuracy": tables.text(share, "{:.4g}")}
+    return cells | {"images/s": tables.text(speed, tables.speed_form(speed)), "accuracy": tables.text(share, "{:.4g}")}
 
 
 def _folder(config: ReportConfig) -> Path:

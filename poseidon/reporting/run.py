@@ -40,7 +40,7 @@ def _draw(run_dir: Path) -> list[Path]:
 
     comm = str(summary.get("comm") or "?")
     with style():
-        figure = new_figure(7.4, 0.8 + 2.3 * len(found))
+        figure = new_figure(6.4, 0.8 + 2.3 * len(found))
         grid = figure.subplots(len(found), 2, sharey="row", squeeze=False)
         look = looks([(comm, comm)])[comm]
         for row, (name, scale, points) in zip(grid, found, strict=True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from poseidon.reporting.runs import COMPLETED, Run, Stat, stat
-from poseidon.reporting.variants import comm_order, differing_keys, label, setting_params, short, usual
+from poseidon.reporting.variants import comm_order, differing_keys, label, setting_params, short, telling_keys, usual
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Section:
 
     Attributes:
         facts: what they have in common, in words.
-        keys: config keys that tell its curves apart, beside comm.
+        keys: config keys in which they differ nevertheless, beside comm, nodes and seed.
     """
 
     title: str
@@ -128,18 +128,22 @@ def sections(runs: Iterable[Run]) -> list[Section]:
 
 def _section(batch_size: int, runs: list[Run], title: str) -> Section:
     keys = differing_keys(runs)
-    common = usual(runs, keys)
+    telling = telling_keys(runs, keys)
+    common = usual(runs, telling)
     cells: dict[tuple[tuple[int, str], str, int, int], list[Run]] = {}
     for run in runs:
         rows = run.whole("batch_size")
-        variant = label(run, keys, common, rows=None if rows == batch_size else rows)
+        variant = label(run, telling, common, rows=None if rows == batch_size else rows)
         cells.setdefault((comm_order(run.comm), variant, run.nodes, run.nodes * rows), []).append(run)
     configurations = tuple(
         Configuration(variant, order[1], nodes, rows, tuple(members))
         for (order, variant, nodes, rows), members in sorted(cells.items())
     )
     slug = re.sub(r"[^a-z0-9_.]+", "-", title.lower().replace(" rows per node", "")).strip("-.")
-    return Section(title, slug, batch_size, _facts(runs[0]), tuple(keys), configurations)
+    facts = _facts(runs[0])
+    if common:
+        facts["unless said otherwise"] = ", ".join(short(key, value) for key, value in common.items())
+    return Section(title, slug, batch_size, facts, tuple(keys), configurations)
 
 
 def _by_batch(runs: list[Run]) -> list[tuple[int, list[Run]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from poseidon.errors import UserError
 from poseidon.reporting.runs import COMPLETED, History, Run
+from poseidon.tracking.where import shown, sqlite_file, store_uri
 
 #: The curves that are drawn.
 METRICS = ("train/loss", "train/wall_s", "eval/accuracy", "eval/loss", "eval/wall_s")
@@ -27,12 +27,12 @@ class Store:
     """
 
     def __init__(self, uri: str | None = None) -> None:
-        self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
-        file = re.match(r"sqlite:///([^?]+)", self.uri)
-        if file and not Path(file[1]).is_file():
+        self.uri = store_uri(uri)
+        file = sqlite_file(self.uri)
+        if file is not None and not file.is_file():  # MLflow would make it
             raise UserError(
-                f"there is no run store {shown(self.uri)} here: `poseidon train ...` makes one; or name another with "
-                f"tracking.uri=... (or MLFLOW_TRACKING_URI)"
+                f"there is no run store {file}: `poseidon train ...` in its folder makes one, or tracking.uri=... "
+                f"(or MLFLOW_TRACKING_URI) names another"
             )
         with self._errors():
             from mlflow import MlflowClient
@@ -112,16 +112,11 @@ class Store:
         except UserError:
             raise
         except Exception as error:  # MLflow's, SQLAlchemy's, or the HTTP client's
-            reason = " ".join(str(error).split())[:300]
+            reason = " ".join(shown(str(error)).split())[:300]
             raise UserError(f"cannot read the run store {shown(self.uri)}: {reason}") from error
         finally:
             for key in ours:
                 del os.environ[key]
-
-
-def shown(uri: str) -> str:
-    """Without a password."""
-    return re.sub(r"//[^/@]*@", "//***@", uri)
 
 
 def _pages(search: Any, **query: Any) -> Iterator[Any]:

@@ -72,7 +72,7 @@ def shown(row: Mapping[str, Any]) -> dict[str, str]:
         "comm": str(row["curve"]) + (" °" if row["oversubscribed"] else ""),
         "nodes": str(row["nodes"]),
         "repeats": str(row["repeats"]),
-        "images/s": _range(row, "images_per_second", "{:,.0f}" if (row["images_per_second"] or 0) >= 100 else "{:.3g}"),
+        "images/s": _range(row, "images_per_second", speed_form(row["images_per_second"])),
         "speedup": _range(row, "speedup", "{:.2f}"),
         "ms/iteration": text(row["iteration_seconds"], "{:.1f}", 1e3),
         "stall": DASH if alone else text(row["stall_share"], "{:.0%}"),
@@ -87,6 +87,12 @@ def shown(row: Mapping[str, Any]) -> dict[str, str]:
 def is_share(metric: str) -> bool:
     """Whether a metric is a fraction, which people read in percent."""
     return metric.endswith("accuracy")
+
+
+def speed_form(speed: float | None) -> str:
+    """How speeds of this size are written."""
+    digits = 0 if speed is None or speed >= 100 else 1 if speed >= 10 else 2
+    return f"{{:,.{digits}f}}"
 
 
 def text(value: Any, form: str, scale: float = 1.0) -> str:

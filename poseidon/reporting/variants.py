@@ -46,17 +46,22 @@ def setting_params(run: Run) -> dict[str, str]:
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
-    """The config keys, sorted, that split the runs of one setting into curves, beside comm, nodes and rows.
+    """The config keys, sorted, that split the runs of one setting into curves, beside comm, nodes and rows."""
+    ours = [_ours(run) for run in runs]
+    values: dict[str, set[str]] = {}
+    for params in ours:
+        for key, value in params.items():
+            values.setdefault(key, set()).add(value)
+    return sorted(key for key, found in values.items() if len(found) > 1)
 
-    Of several keys that always change together (the epochs and a schedule's length) the first alone is named.
-    """
-    ours = [{k: v for k, v in run.params.items() if relevant(k, run) and k not in setting_params(run)} for run in runs]
+
+def telling_keys(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
+    """Those of the differing keys that name the curves: of several that always change together (the epochs and a
+    schedule's length) the first alone."""
+    ours = [_ours(run) for run in runs]
     kept: list[str] = []
-    for key in sorted({key for params in ours for key in params}, key=_preference):
-        if len({params[key] for params in ours if key in params}) < 2:
-            continue
-        before = _partition(runs, ours, kept)
-        if key in _ALWAYS or len(_partition(runs, ours, [*kept, key])) > len(before):
+    for key in sorted(keys, key=_preference):
+        if key in _ALWAYS or len(_partition(ours, [*kept, key])) > len(_partition(ours, kept)):
             kept.append(key)
     return sorted(kept)
 
@@ -76,10 +81,10 @@ def differences(runs: Iterable[Run]) -> dict[str, dict[str, int]]:
 
 
 def usual(runs: Sequence[Run], keys: Iterable[str]) -> dict[str, str]:
-    """Values of overlap and rule that most runs have, and that need not be said of each."""
+    """Values that most runs have, and that need not be said of each."""
     found = {}
     for key in keys:
-        values = [run.params[key] for run in runs if key in _ALWAYS and key in run.params and relevant(key, run)]
+        values = [params[key] for params in map(_ours, runs) if key in params]
         for value, count in Counter(values).most_common(1):
             if 2 * count > len(values):
                 found[key] = value
@@ -90,7 +95,7 @@ def label(run: Run, keys: Iterable[str], usual: Mapping[str, str], *, rows: int 
     """Names a curve: comm, and what else tells it apart.
 
     Args:
-        keys: from :func:`differing_keys`.
+        keys: from :func:`telling_keys`.
         usual: values that are not said, from :func:`usual`.
         rows: per node, if they are not those of the setting.
     """
@@ -105,8 +110,14 @@ def short(key: str, value: Any) -> str:
     return f"{key.rpartition('.')[2]}={value}"
 
 
-def _partition(runs: Sequence[Run], ours: Sequence[Mapping[str, str]], keys: Sequence[str]) -> set[tuple[Any, ...]]:
-    return {(run.comm, *(params.get(key) for key in keys)) for run, params in zip(runs, ours, strict=True)}
+def _ours(run: Run) -> dict[str, str]:
+    """The config keys that can tell a run's curve from others."""
+    setting = setting_params(run)
+    return {key: value for key, value in run.params.items() if relevant(key, run) and key not in setting}
+
+
+def _partition(ours: Sequence[Mapping[str, str]], keys: Sequence[str]) -> set[tuple[str | None, ...]]:
+    return {tuple(params.get(key) for key in keys) for params in ours}
 
 
 def _preference(key: str) -> tuple[int, str]:

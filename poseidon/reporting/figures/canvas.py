@@ -12,8 +12,10 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from poseidon.config.paths import reports_dir
+from poseidon.reporting.sections import Section
 
 #: Okabe and Ito's colours, and a marker for each, so that nothing is told by colour alone. Schemes of a layer (ps,
 #: sfb) have the colour of the comm that uses nothing else.
@@ -74,9 +76,16 @@ def new_figure(width: float, height: float) -> Figure:
 def head(figure: Figure, title: str, subtitle: str) -> None:
     """A title, and below it in grey what the numbers are."""
     height = figure.get_figheight()
-    top = 1 - 0.08 / height
-    figure.suptitle(title + "\n", x=0.01, y=top, ha="left", va="top", weight="bold", size=11.5)  # room for two lines
-    figure.text(0.01, top - 0.22 / height, subtitle, ha="left", va="top", size=8.5, color="#555555")
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0, 0, 1, 1 - 0.56 / height))
+    figure.text(0.01, 1 - 0.08 / height, title, ha="left", va="top", weight="bold", size=11.5)
+    figure.text(0.01, 1 - 0.32 / height, subtitle, ha="left", va="top", size=8.5, color="#555555")
+
+
+def where(section: Section) -> str:
+    """Degree of reality and type of host, which stand in every figure."""
+    return f"degree: {section.facts['degree']} · {section.facts['host type']}"
 
 
 def save(figure: Figure, stem: Path, suffixes: Sequence[str] = (".png", ".svg")) -> list[Path]:
@@ -85,6 +94,7 @@ def save(figure: Figure, stem: Path, suffixes: Sequence[str] = (".png", ".svg"))
     files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
     for file, suffix in zip(files, suffixes, strict=True):
         figure.savefig(file, metadata=metadata[suffix])
+        figure.set_layout_engine("none")  # it is laid out now
     return files
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from poseidon.reporting.figures.canvas import GREY, Look, head, looks, new_figure, plain_log2
+from poseidon.reporting.figures.canvas import GREY, Look, head, looks, new_figure, plain_log2, where
 from poseidon.reporting.published import Curve
 from poseidon.reporting.sections import Configuration, Section
 
@@ -51,7 +51,7 @@ def draw(section: Section, published: Sequence[Curve]) -> Figure | None:
     measured = points(section)
     if all(configuration.comm == "single" for configuration, _ in measured):
         return None
-    figure = new_figure(7.4, 5.4 + 0.19 * len(published))
+    figure = new_figure(6.4, 5.0 + 0.19 * len(published))
     axes = figure.add_subplot()
     _limits(axes, measured, published)
     for curve, (color, marker, line) in zip(published, _cycle(len(published)), strict=True):
@@ -64,8 +64,8 @@ def draw(section: Section, published: Sequence[Curve]) -> Figure | None:
     _legends(figure, axes, any(configuration.oversubscribed for configuration, _ in measured), len(published))
     repeats = sorted({speedup.count for _, speedup in measured})
     counts = f"{repeats[0]}" if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]}"
-    spread = "single runs, no spread known" if repeats == [1] else f"median of {counts} repeats, bars from min to max"
-    head(figure, f"Speedup: {section.title}", f"{section.facts['degree']}, {section.facts['host type']}; {spread}")
+    spread = "one run each, no spread known" if repeats == [1] else f"median of {counts} repeats, bars from min to max"
+    head(figure, f"Speedup: {section.title}", f"{where(section)} · {spread}")
     return figure
 
 

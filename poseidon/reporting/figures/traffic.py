@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from poseidon.reporting.figures.canvas import color_of, head, new_figure
+from poseidon.reporting.figures.canvas import color_of, head, new_figure, where
 from poseidon.reporting.runs import stat
 from poseidon.reporting.sections import Configuration, Section
 
@@ -65,7 +65,7 @@ def draw(section: Section) -> Figure | None:
         return None
     gaps = [0, *itertools.accumulate(before.nodes != after.nodes for before, after in itertools.pairwise(shown))]
     places = [i + 0.6 * gap for i, gap in enumerate(gaps)]
-    figure = new_figure(7.4, 1.75 + 0.34 * (places[-1] + 1))
+    figure = new_figure(6.4, 1.75 + 0.34 * (places[-1] + 1))
     axes = figure.add_subplot()
     unit, name = _unit(max(sum(by_scheme(c).values()) for c in shown))
     for place, configuration in zip(places, shown, strict=True):
@@ -74,12 +74,11 @@ def draw(section: Section) -> Figure | None:
     axes.set_ylim(places[-1] + 0.6, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"{name} sent per node and iteration (values of gradients and factors, without headers)")
+    axes.set_xlabel(f"{name} sent per node and iteration (without headers)")
     axes.margins(x=0.14)
     axes.set_xlim(left=0)
     _legend(figure, shown)
-    source = f"{section.facts['degree']}, {section.facts['host type']}; the node that sends most"
-    head(figure, f"Traffic: {section.title}", source)
+    head(figure, f"Traffic: {section.title}", f"{where(section)} · the node that sends most")
     return figure
 
 
