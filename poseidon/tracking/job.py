@@ -73,15 +73,17 @@ class Tracking:
         if not self._on:
             return None
         self._folder = folder
-        self._follower = Follower(self._make, self._say)
-        if not self._follower.begin(_PATIENCE):
-            if self._parent is None:
-                self._follower.give_up()
-                raise UserError(
-                    f"cannot make a run in {shown(self._uri)}: {self._follower.failure}; mend that, or train without: "
-                    "tracking.mlflow=false"
-                )
-            self._say(f"mlflow: {self._follower.failure}; the run goes on, its records are files")
+        follower = Follower(self._make, self._say)
+        begun = follower.begin(_PATIENCE)
+        if not begun and self._parent is None:
+            follower.give_up()
+            raise UserError(
+                f"cannot make a run in {shown(self._uri)}: {follower.failure}; mend that, or train without: "
+                f"tracking.mlflow=false"
+            )
+        self._follower = follower
+        if not begun:
+            self._say(f"mlflow: {follower.failure}; the run starts all the same, its records are files")
         return self.reference
 
     def end(self) -> None:

@@ -17,6 +17,7 @@ from poseidon.config import dump_spec, to_plain
 from poseidon.config.check import check_train
 from poseidon.config.schema import Comm, TrainConfig
 from poseidon.errors import UserError
+from poseidon.reporting import run_figures
 from poseidon.tracking import summary as summaries
 from poseidon.tracking.folder import (
     CONFIG,
@@ -84,7 +85,8 @@ def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Job
         )
         status, error, exit_code = job.status, job.reason or None, job.exit_code
     except BaseException as failure:
-        error = " ".join(f"{type(failure).__name__}: {failure}".split()).removesuffix(":")
+        kind = "" if isinstance(failure, UserError) else f"{type(failure).__name__}: "
+        error = " ".join(f"{kind}{failure}".split()).removesuffix(":")
         status = "interrupted" if isinstance(failure, KeyboardInterrupt) else "failed"
         raise
     finally:
@@ -93,13 +95,8 @@ def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Job
         summary = summaries.end(summary, status, error, measured)
         write_json(run_dir / SUMMARY, summary)
         sweep.note(run_dir)
-        tracking.end()
-        if tracking.reference != summary["mlflow"]:  # the store has come back only now
-            summary["mlflow"] = tracking.reference
-            write_json(run_dir / SUMMARY, summary)
-    _conclude(display.console, summary, run_dir)
-    for line in tracking.lines():
-        display.console.print(line, markup=False)
+        _conclude(display.console, summary, run_dir)
+        _track(tracking, display.console, summary, run_dir)
     return JobOutcome(exit_code, summary["eval_accuracy"], run_dir, summary)
 
 
@@ -150,6 +147,18 @@ def _so_far(progress: dict[str, Any], plan: list[dict[str, Any]]) -> dict[str, A
         schemes[layer] = "sfb" if "sfb" in (row["scheme"], schemes.get(layer)) else row["scheme"]
     known = {"iterations": progress.get("iteration"), "schemes": schemes or None}
     return known | {key: progress.get(key) for key in ("train_loss", "eval_accuracy", "eval_loss")}
+
+
+def _track(tracking: Tracking, console: Console, summary: dict[str, Any], run_dir: Path) -> None:
+    """Brings what is in the folder of a run that has ended to MLflow, and says where it is."""
+    if summary["status"] == "completed":
+        run_figures(run_dir)
+    tracking.end()
+    if tracking.reference != summary["mlflow"]:  # the store has answered only now
+        summary["mlflow"] = tracking.reference
+        write_json(run_dir / SUMMARY, summary)
+    for line in tracking.lines():
+        console.print(line, markup=False)
 
 
 def _conclude(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
