@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -48,6 +48,8 @@ class Case:
         loss: (output, number of (rows,)) -> mean over the rows.
         step: replaces forward, loss and backward: step(model, optimizer, inputs, number, session or None).
         optimizer: of the model's parameters.
+        after: called with the model once it is distributed (and on the one process's model); what it returns is
+            trained in its place.
         options: for session.distribute.
     """
 
@@ -58,6 +60,7 @@ class Case:
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = field(
         default=lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
     )
+    after: Callable[[nn.Module], Any] = lambda model: model
     options: dict[str, Any] = field(default_factory=dict)
     steps: int = 3
 
@@ -74,43 +77,99 @@ class Case:
 
 def assert_equals_one_process(case: Case, comm: str, sizes: list[int]) -> list[dict[str, Any]]:
     """Gradients of every step, replicas bit for bit. Returns each rank's report."""
-    torch.manual_seed(0)
-    base = case.model()
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer, session: Session | None) -> list[Any]:
-        seen = []
-        for number in range(case.steps):
-            inputs, factor = case.data(number, sum(sizes))
-            if session is not None:
-                first = sum(sizes[: session.rank])
-                mine = slice(first, first + sizes[session.rank])
-                inputs, factor = tuple(t[mine] for t in inputs), factor[mine]
-            optimizer.zero_grad()
-            case.take(model, optimizer, inputs, factor, session)
-            seen.append(grads(model))
-            optimizer.step()
-        return seen
-
+    base = build(case)
     reference = copy.deepcopy(base)
-    want = train(reference, case.optimizer(reference), None)
+    trained, optimizer = case.after(reference), case.optimizer(reference)
+    want = [gradients(case, trained, optimizer, *case.data(number, sum(sizes)), None) for number in range(case.steps)]
+    ranks = on_ranks(case, base, comm, sizes)
+    for seen, _ in ranks:
+        for got, expected in zip(seen, want, strict=True):
+            assert_exact(got, expected)
+    return [report for _, report in ranks]
+
+
+def assert_equals_ddp(case: Case, comm: str, sizes: list[int]) -> list[dict[str, Any]]:
+    """The same against the mean of the ranks' local gradients, every rank with the same weight: PyTorch's DDP."""
+    base = build(case)
+    reference = copy.deepcopy(base)
+    trained, optimizer = case.after(reference), case.optimizer(reference)
+    ranks = on_ranks(replace(case, options={"rows": "equal", **case.options}), base, comm, sizes)
+    for number in range(case.steps):
+        local = []
+        for rank in range(len(sizes)):
+            optimizer.zero_grad()
+            inputs, factor = share(case.data(number, sum(sizes)), rank, sizes)
+            case.take(trained, optimizer, inputs, factor, None)
+            local.append(grads(reference))
+        want = [mean(of_ranks) for of_ranks in zip(*local, strict=True)]
+        for seen, _ in ranks:
+            assert_exact(seen[number], want)
+        for p, grad in zip(reference.parameters(), want, strict=True):
+            p.grad = grad
+        optimizer.step()
+    return [report for _, report in ranks]
+
+
+def build(case: Case) -> nn.Module:
+    torch.manual_seed(0)
+    return case.model()
+
+
+def on_ranks(case: Case, base: nn.Module, comm: str, sizes: list[int]) -> list[tuple[list[Any], dict[str, Any]]]:
+    """Of each rank: gradients of every step, and its report. Replicas are equal bit for bit."""
 
     def body(session: Session) -> tuple[list[Any], str, dict[str, Any]]:
         model = copy.deepcopy(base)
         optimizer = case.optimizer(model)
         session.distribute(model, optimizer, comm=comm, **case.options)  # type: ignore[arg-type]
-        seen = train(model, optimizer, session)
+        trained = case.after(model)
+        seen = []
+        for number in range(case.steps):
+            data = share(case.data(number, sum(sizes)), session.rank, sizes)
+            seen.append(gradients(case, trained, optimizer, *data, session))
         return seen, session.digest(model), session.report(model)
 
     ranks = run_ranks(len(sizes), body)
-    for seen, _, _ in ranks:
-        for got, expected in zip(seen, want, strict=True):
-            assert_exact([dense(g) for g in got], [dense(g) for g in expected])
     assert len({digest for _, digest, _ in ranks}) == 1
-    return [report for _, _, report in ranks]
+    return [(seen, report) for seen, _, report in ranks]
+
+
+def gradients(
+    case: Case, model: nn.Module, optimizer: Any, inputs: Inputs, number: torch.Tensor, session: Any
+) -> list[torch.Tensor | None]:
+    """One step; the gradient that the optimizer saw."""
+    optimizer.zero_grad()
+    case.take(model, optimizer, inputs, number, session)
+    seen = [dense(grad) for grad in grads(model)]
+    optimizer.step()
+    return seen
+
+
+def share(data: tuple[Inputs, torch.Tensor], rank: int, sizes: list[int]) -> tuple[Inputs, torch.Tensor]:
+    """A rank's rows."""
+    mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    return tuple(t[mine] for t in data[0]), data[1][mine]
+
+
+def mean(of_ranks: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
+    """Over all ranks; one that has no gradient counts as zero, unless none has."""
+    there = [grad for grad in of_ranks if grad is not None]
+    return torch.stack(there).sum(0) / len(of_ranks) if there else None
 
 
 def dense(grad: torch.Tensor | None) -> torch.Tensor | None:
     return grad if grad is None or grad.layout == torch.strided else grad.to_dense()
 
 
-__all__ = ["COMMS", "SIZES", "Case", "F", "assert_equals_one_process", "images", "mean_square", "tokens", "vectors"]
+__all__ = [
+    "COMMS",
+    "SIZES",
+    "Case",
+    "F",
+    "assert_equals_ddp",
+    "assert_equals_one_process",
+    "images",
+    "mean_square",
+    "tokens",
+    "vectors",
+]
