@@ -15,6 +15,10 @@ class UserError(PoseidonError):
     """The user's mistake (configuration, arguments, data): printed as one line, without a traceback."""
 
 
+class OutOfStepError(UserError):
+    """Ranks make different numbers of backward passes or optimizer steps; raised on every rank."""
+
+
 class PeerLostError(PoseidonError):
     """Another rank died, left or fell silent.
 

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -71,7 +71,7 @@ class Session:
     def distribute(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         comm: Comm = "hybrid",
         *,
         overlap: Literal["none", "backward"] = "backward",
@@ -81,7 +81,7 @@ class Session:
         merge_bytes: int = 64 * 1024,
         bucket_cap_mb: float = 25.0,
     ) -> nn.Module:
-        """Make a plain model and its optimizer data-parallel, in place. Collective.
+        """Make a plain model and its optimizer (or several) data-parallel, in place. Collective.
 
         Afterwards every rank has rank 0's parameters and buffers, and ``loss.backward()`` leaves the global
         gradient in ``p.grad``: the average over all rows of all ranks, sum over r of (n_r / N) g_r. At world
@@ -118,6 +118,7 @@ class Session:
             raise UserError(f"comm='single' is one process without an engine, but this job has {self.world_size} ranks")
         if any(entry.model is model for entry in self._models):
             raise UserError("this model is distributed already: call session.undistribute(model) first")
+        optimizers = _optimizers(optimizer)
         index = self._distributed_so_far
         self._distributed_so_far += 1
         sync: Engine | DDP | None = None
@@ -125,7 +126,7 @@ class Session:
             sync = DDP(model, self.world_size, bucket_cap_mb)
         elif self._exchange is not None and any(p.requires_grad for p in model.parameters()):
             options = Options(comm, overlap, rows, kv_bytes, merge_bytes)
-            sync = Engine(model, optimizer, self._exchange, index, options)
+            sync = Engine(model, optimizers, self._exchange, index, options)
         self._models.append(_Distributed(model, comm, index, sync))
         return model
 
@@ -315,6 +316,14 @@ def _device(device: str | torch.device | None, job: JobEnv) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", job.local_rank % torch.cuda.device_count())
     return torch.device("cpu")
+
+
+def _optimizers(given: object) -> list[torch.optim.Optimizer]:
+    several: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+    for each in several:
+        if not isinstance(each, torch.optim.Optimizer):
+            raise UserError(f"optimizer is a {type(each).__name__}, must be a torch.optim.Optimizer or a list of them")
+    return several
 
 
 def _one_of(name: str, value: object, accepted: tuple[str, ...]) -> None:

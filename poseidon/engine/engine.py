@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from poseidon.engine.exchange import Exchange
 from poseidon.engine.forwards import Forward, leading_rows
 from poseidon.engine.gradients import Gradients
 from poseidon.engine.parameters import record_factors, trainable
-from poseidon.engine.start import TAG_PLAN, TAG_SEEN, TAG_TENSORS, agree, broadcast, manifest
+from poseidon.engine.start import TAG_PLAN, TAG_SEEN, TAG_TENSORS, agree, broadcast, manifest, share_state
 from poseidon.engine.syncers import Syncers
 from poseidon.errors import PoseidonError, UserError
 from poseidon.planning import Decision, FactorSize, build_book, decide
@@ -46,7 +46,7 @@ class Options:
 
 
 class Engine:
-    """Hooks one model and its optimizer. All methods belong to the training thread.
+    """Hooks one model and its optimizers. All methods belong to the training thread.
 
     Raises:
         UserError: the ranks' models differ, or this model cannot be distributed yet.
@@ -55,7 +55,7 @@ class Engine:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         exchange: Exchange,
         index: int,
         options: Options,
@@ -69,21 +69,23 @@ class Engine:
         self._explicit_rows: int | None = None
         self._forwards: list[Forward] = []
         self._said: tuple[int, bool] | None = None  # rows of this step's last round, and were they explicit?
-        self._buffer_syncs = 0
+        self._broadcasts = 2  # made so far: each has a tag of its own
         self._sync = True
         self._warned = False
-        self._closed = False  # has a round been closed since the last optimizer step?
+        self.steps = 0  # optimizer steps begun
+        self._stepped = {id(optimizer) for optimizer in optimizers}  # those that stepped since the last round closed
         self._plan_version = 0
-        agree(exchange, index, manifest(model, vars(options)))
+        agree(exchange, index, manifest(model, vars(options), optimizers))
         state = [*model.parameters(), *model.buffers()]
         broadcast(exchange, index, TAG_TENSORS, state, "initial state")
+        share_state(exchange, index, TAG_TENSORS + 1, optimizers)
         self._params, self._infos = trainable(model)
         self._by_id = {id(p): i for i, p in enumerate(self._params)}
         self._undo: list[Callable[[], None]] = []
         self._records: dict[int, Record] = {}
         self._capture()
         self._install(0, {})
-        self._hook(optimizer)
+        self._hook(optimizers)
         self._new_round()
 
     # --- set-up ------------------------------------------------------------------------------------------------
@@ -116,11 +118,11 @@ class Engine:
         for index, record in self._records.items():
             record.active = version == 0 or schemes.get(self._infos[index].name) == "sfb"
 
-    def _hook(self, optimizer: torch.optim.Optimizer) -> None:
+    def _hook(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         handles: list[RemovableHandle] = [
             self._model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
             self._model.register_forward_hook(Hook(self._after_forward), always_call=True),
-            optimizer.register_step_pre_hook(Hook(self._before_step)),
+            *(optimizer.register_step_pre_hook(Hook(self._before_step)) for optimizer in optimizers),
         ]
         for p in self._params:
             handles.append(p.register_post_accumulate_grad_hook(Hook(self._after_grad)))
@@ -221,7 +223,7 @@ class Engine:
         if self.options.overlap == "none":
             self._ready.append((unit.index, contribution))
         else:
-            self._syncers.contribute(self.round, unit.index, contribution)
+            self._syncers.contribute(self.round, self.steps, unit.index, contribution)
 
     def _rows(self) -> int:
         """n_r of this round; fixed when its first unit leaves."""
@@ -251,9 +253,10 @@ class Engine:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if not self._closed and closure is None:
-            self._close()
-        self._closed = False
+        if id(optimizer) in self._stepped and closure is None:
+            self._close()  # no backward pass since its last step: a loss that missed the model
+        self._stepped.add(id(optimizer))
+        self.steps += 1
         self._said = None
 
     def _close(self) -> None:
@@ -262,7 +265,7 @@ class Engine:
             if index not in self._final:
                 self._finalize(index)
         for unit, contribution in self._ready:
-            self._syncers.contribute(self.round, unit, contribution)
+            self._syncers.contribute(self.round, self.steps, unit, contribution)
         while self._syncers.pending:
             start = time.perf_counter()
             unit, result = self._syncers.take(self.round)
@@ -276,7 +279,7 @@ class Engine:
         self._explicit_rows = None
         self._forwards.clear()
         self._new_round()
-        self._closed = True
+        self._stepped.clear()
 
     def _warn_uneven(self) -> None:
         rows = self._syncers.rows
@@ -323,9 +326,11 @@ class Engine:
 
     def sync_buffers(self) -> None:
         """Collective: rank 0's buffers (batch-norm statistics) everywhere."""
-        self._buffer_syncs += 1
-        buffers = list(self._model.buffers())
-        broadcast(self._exchange, self._index, TAG_TENSORS + self._buffer_syncs, buffers, "buffers")
+        broadcast(self._exchange, self._index, self._next_tag(), list(self._model.buffers()), "buffers")
+
+    def _next_tag(self) -> int:
+        self._broadcasts += 1
+        return TAG_TENSORS + self._broadcasts - 1
 
     def undo(self) -> None:
         """Take all hooks off; the model is plain again."""

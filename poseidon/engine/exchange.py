@@ -16,7 +16,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from poseidon.errors import PeerLostError, PoseidonError
+from poseidon.errors import PeerLostError, PoseidonError, UserError
 from poseidon.transport import Endpoint, Header, Kind
 
 log = logging.getLogger("poseidon")
@@ -31,6 +31,8 @@ PATIENCE, PATIENCE_SECONDS = 0.1, 1.0
 #: How the description of such an answer begins.
 SECOND_HAND = "pull"
 _RANK = struct.Struct("<H")
+#: Stands in an abort for the lost rank when none is: all made the mistake together.
+NOBODY = 0xFFFF
 
 TrafficKey = tuple[int, int, int, Kind, int]
 
@@ -100,7 +102,9 @@ class Exchange:
 
     def _on_abort(self, lost: int, text: str) -> None:
         """A peer ended the run because of `lost`. If that is this rank, it was slow or misunderstood, not dead."""
-        if lost == self.rank:
+        if lost == NOBODY:
+            self._fail(UserError(text), tell=False)
+        elif lost == self.rank:
             self._fail(PoseidonError(f"rank {self.rank}: the other ranks gave up on this one: {text}"), tell=False)
         else:
             self._fail(PeerLostError(lost, text), tell=False)
@@ -113,6 +117,8 @@ class Exchange:
         """An error in the endpoint's thread ends the run, by name; it must not end the thread in silence."""
         try:
             call()
+        except PoseidonError as error:
+            self._fail(error)
         except Exception as error:
             self._fail(_named(self.rank, what, error))
 
@@ -134,8 +140,7 @@ class Exchange:
         self._wake()
         if not tell:
             return
-        lost = error.rank if isinstance(error, PeerLostError) else self.rank
-        payload = _RANK.pack(lost) + str(error).encode()
+        payload = _RANK.pack(self._lost(error)) + str(error).encode()
         for peer in range(self.world_size):
             if peer != self.rank:
                 # Also to the lost one: if it lives, it must not find somebody else to blame.
@@ -143,6 +148,11 @@ class Exchange:
                     self.endpoint.send(peer, Header(Kind.ABORT, self.rank), payload, urgent=True)
                 except Exception as problem:
                     log.warning("rank %d: cannot tell rank %d of the failure: %s", self.rank, peer, problem)
+
+    def _lost(self, error: PoseidonError) -> int:
+        if isinstance(error, UserError):
+            return NOBODY
+        return error.rank if isinstance(error, PeerLostError) else self.rank
 
     def send(self, peer: int, header: Header, payload: Any) -> None:
         """Endpoint's thread only; counts payload bytes."""

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from poseidon.engine.exchange import Exchange
+from poseidon.engine.state import decode, encode
 from poseidon.errors import UserError
 from poseidon.schemes import raw, storage_order
 from poseidon.transport import Header, Kind
@@ -23,12 +24,15 @@ TAG_MANIFEST = 1
 TAG_VERDICT = 2
 TAG_SEEN = 3
 TAG_PLAN = 4
+TAG_STATE = 5
 #: Mailbox tags from here on number the broadcasts of tensors.
 TAG_TENSORS = 16
 _PIECE = 4 * 1024 * 1024
 
 
-def manifest(model: nn.Module, options: dict[str, Any]) -> list[list[str]]:
+def manifest(
+    model: nn.Module, options: dict[str, Any], optimizers: Sequence[torch.optim.Optimizer] = ()
+) -> list[list[str]]:
     """What must be equal on all ranks: [what, value] in the model's order."""
     rows = [[f"option {key}", repr(value)] for key, value in options.items()]
     rows.append(["torch", torch.__version__.split("+")[0]])
@@ -41,6 +45,14 @@ def manifest(model: nn.Module, options: dict[str, Any]) -> list[list[str]]:
         )
     for name, b in model.named_buffers():
         rows.append([f"buffer {name}", f"{list(b.shape)} {b.dtype}"])
+    names = {id(p): name for name, p in model.named_parameters()}
+    for number, optimizer in enumerate(optimizers):
+        rows.append([f"optimizer {number}", type(optimizer).__name__])
+        for index, group in enumerate(optimizer.param_groups):
+            where = f"optimizer {number}, group {index}"
+            settings = {key: value for key, value in group.items() if isinstance(value, (int, float, str, tuple))}
+            rows.append([where, ", ".join(f"{key}={settings[key]!r}" for key in sorted(settings))])
+            rows.append([f"{where}, parameters", " ".join(names.get(id(p), "(another's)") for p in group["params"])])
     return rows
 
 
@@ -95,30 +107,57 @@ def _difference(mine: list[list[str]], theirs: list[list[str]], rank: int) -> st
 
 
 @torch.no_grad()
-def broadcast(exchange: Exchange, model_index: int, tag: int, tensors: Sequence[torch.Tensor], what: str) -> None:
-    """Everyone takes rank 0's values, in place. Collective; rank 0 does not wait for the others."""
-    if exchange.rank == 0:
+def broadcast(
+    exchange: Exchange, model_index: int, tag: int, tensors: Sequence[torch.Tensor], what: str, source: int = 0
+) -> None:
+    """Everyone takes the values of rank ``source``, in place. Collective; the source does not wait for the others."""
+    if exchange.rank == source:
         for index, tensor in enumerate(tensors):
             data = raw(_flat(tensor))
             for offset in range(0, data.nbytes, _PIECE):
                 # Copied: training may go on and change the tensor while it is on its way.
                 piece = bytes(data[offset : offset + _PIECE])
-                header = Header(Kind.STATE, 0, model_index, unit=tag, round=index, offset=offset, total=data.nbytes)
-                for peer in range(1, exchange.world_size):
-                    exchange.endpoint.post(partial(exchange.endpoint.send, peer, header, piece))
+                header = Header(
+                    Kind.STATE, source, model_index, unit=tag, round=index, offset=offset, total=data.nbytes
+                )
+                for peer in range(exchange.world_size):
+                    if peer != source:
+                        exchange.endpoint.post(partial(exchange.endpoint.send, peer, header, piece))
         return
     for index, tensor in enumerate(tensors):
         flat = _flat(tensor)
         target = raw(flat)
         got = 0
         while got < target.nbytes:
-            header, payload = exchange.receive(Kind.STATE, 0, model_index, tag, what)
+            header, payload = exchange.receive(Kind.STATE, source, model_index, tag, what)
             assert header.round == index
             target[header.offset : header.offset + header.length] = payload.cast("B")
             got += header.length
         if flat.data_ptr() != tensor.data_ptr() or not tensor.is_cpu:
             tensor.copy_(flat.view_as(tensor))
-    exchange.empty(Kind.STATE, 0, model_index, tag)
+    exchange.empty(Kind.STATE, source, model_index, tag)
+
+
+def share_state(
+    exchange: Exchange, model_index: int, tag: int, optimizers: Sequence[torch.optim.Optimizer], source: int = 0
+) -> None:
+    """Everyone takes the optimizers' state (momentum, step counts ...) of rank ``source``. Collective.
+
+    Settings (learning rates ...) stay each rank's own; the manifest has compared them.
+    """
+    tensors: list[torch.Tensor] = []
+    if exchange.rank == source:
+        code = json.dumps([encode(optimizer.state_dict()["state"], tensors) for optimizer in optimizers])
+        for peer in range(exchange.world_size):
+            if peer != source:
+                exchange.say(peer, model_index, TAG_STATE, code)
+        broadcast(exchange, model_index, tag, tensors, "optimizer state", source)
+        return
+    states = [decode(each, tensors) for each in json.loads(exchange.hear(source, model_index, TAG_STATE, "state"))]
+    broadcast(exchange, model_index, tag, tensors, "optimizer state", source)
+    for optimizer, state in zip(optimizers, states, strict=True):
+        if state or optimizer.state:
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

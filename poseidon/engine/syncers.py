@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from poseidon.engine.exchange import Exchange
+from poseidon.errors import OutOfStepError
 from poseidon.planning import Book
 from poseidon.schemes import Context, Contribution, make_scheme
 from poseidon.transport import Header
@@ -29,6 +30,8 @@ class Syncers:
         self.book = book
         self._rows: dict[int, dict[int, int]] = {}  # by round: a rank may be a round ahead
         self._round = 0
+        self._steps: dict[int, int] = {}  # by round: optimizer steps made before it
+        self._their_steps: dict[int, dict[int, int]] = {}  # by round and rank, of rounds not begun here
         self._exchange = exchange
         self._model, self._plan = model, plan
         self._done: SimpleQueue[Any] = SimpleQueue()
@@ -43,7 +46,7 @@ class Syncers:
                     plan,
                     dtypes[unit.params[0]],
                     piece_bytes,
-                    exchange.send,
+                    self._send,
                     self._finished,
                 ),
             )
@@ -53,6 +56,10 @@ class Syncers:
         exchange.open(model, plan, self)
 
     def on_message(self, header: Header, payload: memoryview) -> None:
+        if header.round in self._steps:
+            self._compare(header.rank, header.step, header.round)
+        else:
+            self._their_steps.setdefault(header.round, {})[header.rank] = header.step
         if header.rows:
             self._rows.setdefault(header.round, {})[header.rank] = header.rows
         self._schemes[header.unit].on_message(header, payload)
@@ -60,12 +67,36 @@ class Syncers:
     def _finished(self, unit: int, result: Any) -> None:
         self._done.put((unit, result))
 
-    def contribute(self, round_: int, unit: int, contribution: Contribution) -> None:
-        """Training thread: this rank's part of a unit is final."""
+    def _send(self, peer: int, header: Header, payload: Any) -> None:
+        self._exchange.send(peer, header._replace(step=self._steps[header.round]), payload)
+
+    def _begin(self, round_: int, step: int) -> None:
+        """Endpoint's thread, before anything of a round is sent."""
+        if round_ in self._steps:
+            return
+        self._steps = {old: its for old, its in self._steps.items() if old >= round_ - 1} | {round_: step}
+        for rank, theirs in self._their_steps.pop(round_, {}).items():
+            self._compare(rank, theirs, round_)
+
+    def _compare(self, rank: int, theirs: int, round_: int) -> None:
+        mine = self._steps[round_]
+        if mine != theirs:
+            raise OutOfStepError(
+                f"ranks are out of step: rank {self._exchange.rank} has made {mine} optimizer steps and rank {rank} "
+                f"{theirs} before backward pass {round_}: every rank must make the same number of backward passes per "
+                f"step (session.no_sync() for all but the last) and of steps (or leave by session.join())"
+            )
+
+    def contribute(self, round_: int, step: int, unit: int, contribution: Contribution) -> None:
+        """Training thread: this rank's part of a unit is final; ``step``: optimizer steps it has made so far."""
         self._round = round_
         self._rows.setdefault(round_, {})[self._exchange.rank] = contribution.rows
         self._pending[unit] = None
-        call = partial(self._schemes[unit].contribute, round_, contribution)
+
+        def call() -> None:
+            self._begin(round_, step)
+            self._schemes[unit].contribute(round_, contribution)
+
         what = f"cannot send unit {unit} in round {round_}"
         self._exchange.endpoint.post(partial(self._exchange.guarded, call, what))
 

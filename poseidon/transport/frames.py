@@ -12,11 +12,11 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAGIC = b"PSDN"
-VERSION = 1
+VERSION = 2
 TOKEN_BYTES = 16
 
-# magic, version, kind, rank, token | model, plan, round, unit, pair | rows, k, offset, total, length | crc32
-_LAYOUT = struct.Struct("<4sBBH16s HHIII QQQQQ")
+# magic, version, kind, rank, token | model, plan, round, unit, pair | rows, k, step, offset, total, length | crc32
+_LAYOUT = struct.Struct("<4sBBH16s HHIII QQQQQQ")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _LAYOUT.size + _CRC.size
 
@@ -44,6 +44,7 @@ class Header(NamedTuple):
     Attributes:
         rank: sender. model, plan: which distributed model, which version of its plan. round: synchronisation count.
         unit, pair: key within the plan. rows: n_r, the sender's rows in this step. k: rows of the factors.
+        step: optimizer steps that the sender had made by then.
         offset, total: where this payload stands in the whole transfer, and that one's size (bytes).
         length: bytes of payload that follow.
     """
@@ -57,6 +58,7 @@ class Header(NamedTuple):
     pair: int = 0
     rows: int = 0
     k: int = 0
+    step: int = 0
     offset: int = 0
     total: int = 0
     length: int = 0

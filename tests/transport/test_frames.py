@@ -26,6 +26,7 @@ def headers(draw) -> Header:
         draw(number(32)),
         draw(number(64)),
         draw(number(64)),
+        draw(number(64)),
         offset,
         offset + length + draw(number(40)),
         length,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 
 from poseidon.transport import Header, Kind, inproc_mesh
+from poseidon.transport.frames import HEADER_BYTES
 from tests.transport.mesh import Recorder
 
 
@@ -28,7 +29,7 @@ def test_messages_counts_and_errors():
     recorders[2].wait(lambda r: r.messages)
     header, payload = recorders[1].messages[0]
     assert (header.unit, header.length, header.total, payload) == (7, 3, 3, b"abc")
-    assert endpoints[1].counters.received[0] == endpoints[0].counters.sent[1] - 2 * (len(data) + 84)
+    assert endpoints[1].counters.received[0] == endpoints[0].counters.sent[1] - 2 * (len(data) + HEADER_BYTES)
 
     endpoints[2].post(lambda: 1 / 0)
     recorders[2].wait(lambda r: r.errors)
