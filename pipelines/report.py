@@ -21,8 +21,7 @@ def _report(config: ReportConfig, overrides: list[str], folder: Path) -> Result:
 
     from poseidon.reporting import make_report
 
-    for library in ("matplotlib", "mlflow", "alembic"):  # Hydra shows what they tell
-        logging.getLogger(library).setLevel(logging.WARNING)
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of its fonts, and Hydra would show it
     console = Console(highlight=False)
     index = make_report(config, console)
     console.print(f"report: {index}", markup=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from poseidon.reporting.advice import baseline_command, more_nodes_command, trai
 from poseidon.reporting.page import GENERATOR, Page, Part, Picture, render
 from poseidon.reporting.runs import COMPLETED, Run
 from poseidon.reporting.sections import Section, sections
-from poseidon.reporting.store import Store
+from poseidon.reporting.store import Reader
 from poseidon.tracking.folder import write_text
 from poseidon.tracking.where import shown
 
@@ -40,7 +40,7 @@ def make_report(config: ReportConfig, console: Console | None = None) -> Path:
     Raises:
         UserError: there is no such experiment, no completed run in it, or the folder is something else's.
     """
-    store = Store(config.tracking.uri)
+    store = Reader(config.tracking.uri)
     experiment = config.report.experiment
     if not experiment:
         raise UserError(f"report.experiment has no value: give one, report.experiment=...; {_there_is(store)}")
@@ -197,7 +197,7 @@ def _folder(config: ReportConfig) -> Path:
     return folder
 
 
-def _nothing(experiment: str, runs: Sequence[Run], store: Store) -> str:
+def _nothing(experiment: str, runs: Sequence[Run], store: Reader) -> str:
     make = train_command([], experiment)
     if not runs:
         return f"report.experiment={experiment}: no such experiment; {_there_is(store)}; `{make}` makes one"
@@ -206,7 +206,7 @@ def _nothing(experiment: str, runs: Sequence[Run], store: Store) -> str:
     return f"report.experiment={experiment}: has no completed run ({words}); {_there_is(store)}; `{make}` makes one"
 
 
-def _there_is(store: Store) -> str:
+def _there_is(store: Reader) -> str:
     names = store.experiments()
     return f"{shown(store.uri)} has {', '.join(names)}" if names else f"{shown(store.uri)} has no runs of poseidon"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +11,19 @@ from typing import Any
 
 from poseidon.errors import UserError
 from poseidon.reporting.runs import COMPLETED, History, Run
-from poseidon.tracking.where import shown, sqlite_file, store_uri
+from poseidon.tracking.mlflow_store import Store, StoreError, explain
+from poseidon.tracking.where import sqlite_file, store_uri
 
 #: The curves that are drawn.
 METRICS = ("train/loss", "train/wall_s", "eval/accuracy", "eval/loss", "eval/wall_s")
 _PAGE = 1000
 
 
-class Store:
-    """An MLflow store, for reading only.
+class Reader:
+    """Reads an MLflow store.
+
+    Attributes:
+        uri: the store's address.
 
     Raises:
         UserError: from every method, if there is no store or it cannot be read.
@@ -29,15 +32,12 @@ class Store:
     def __init__(self, uri: str | None = None) -> None:
         self.uri = store_uri(uri)
         file = sqlite_file(self.uri)
-        if file is not None and not file.is_file():  # MLflow would make it
+        if file is not None and not file.is_file():  # it would be made
             raise UserError(
                 f"there is no run store {file}: `poseidon train ...` in its folder makes one, or tracking.uri=... "
                 f"(or MLFLOW_TRACKING_URI) names another"
             )
-        with self._errors():
-            from mlflow import MlflowClient
-
-            self._client = MlflowClient(tracking_uri=self.uri)
+        self._client = Store.open(self.uri).client
 
     def experiments(self) -> list[str]:
         """Names of all experiments that hold runs of ours, sorted."""
@@ -103,20 +103,13 @@ class Store:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """MLflow's and its database's errors in one line; no progress bars; a server that is down is told soon."""
-        quiet = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
-        ours = {key: value for key, value in quiet.items() if key not in os.environ}
-        os.environ.update(ours)
+        """MLflow's and its database's errors in one line."""
         try:
             yield
         except UserError:
             raise
         except Exception as error:  # MLflow's, SQLAlchemy's, or the HTTP client's
-            reason = " ".join(shown(str(error)).split())[:300]
-            raise UserError(f"cannot read the run store {shown(self.uri)}: {reason}") from error
-        finally:
-            for key in ours:
-                del os.environ[key]
+            raise StoreError(self.uri, explain(error, self.uri)) from error
 
 
 def _pages(search: Any, **query: Any) -> Iterator[Any]:

@@ -165,5 +165,5 @@ def test_without_a_store_none_is_made(tmp_path):
 
 def test_a_file_that_is_no_store_is_one_line(tmp_path):
     (tmp_path / "a.db").write_text("not a database")
-    with pytest.raises(UserError, match="cannot read the run store"):
+    with pytest.raises(UserError, match="cannot use the run store"):
         make_in(tmp_path, f"sqlite:///{tmp_path}/a.db", "one")
