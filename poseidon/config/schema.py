@@ -72,7 +72,7 @@ class Precision(Choice):
 #: start from; ``auxiliary_weight`` and ``classes_dim``: what the loss must know of the model's output;
 #: ``dtype``: of the inputs.
 DESCRIPTORS: dict[str, tuple[str, ...]] = {
-    "model": ("weights", "auxiliary_weight", "classes_dim"),
+    "model": ("weights", "fresh", "native", "auxiliary_weight", "classes_dim"),
     "dataset": ("shape", "dtype", "num_classes", "throughput_only"),
     "schedule": ("interval",),
 }

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from poseidon.errors import UserError
 from poseidon.models.sized import Sized
-from poseidon.models.sizes import check_positive, features
+from poseidon.models.sizes import check_positive, features, is_positive
 
 
 def lenet(shape: Sequence[int] = (1, 28, 28), num_classes: int = 10) -> nn.Module:
@@ -57,17 +58,25 @@ def cifar10_quick(shape: Sequence[int] = (3, 32, 32), num_classes: int = 10) -> 
     return Sized("cifar10_quick", shape, layers)
 
 
-def alexnet(shape: Sequence[int] = (3, 227, 227), num_classes: int = 1000, dropout: float = 0.5) -> nn.Module:
+def alexnet(
+    shape: Sequence[int] = (3, 227, 227),
+    num_classes: int = 1000,
+    dropout: float = 0.5,
+    widths: Sequence[int] = (4096, 4096),
+) -> nn.Module:
     """Caffe's AlexNet, with the two groups of the original; 60,965,224 parameters by default.
 
     Args:
         shape: channels, height and width of an image; 224x224 gives the same number of parameters.
         dropout: probability after each of the two large linear layers.
+        widths: outputs of these two, fc6 and fc7; 3000 each in P15's network for ImageNet-22K.
 
     Raises:
-        UserError: the images are too small.
+        UserError: the images are too small, or there are not two widths.
     """
     inputs = _inputs("alexnet", shape, num_classes)
+    if len(widths) != 2 or not all(is_positive(width) for width in widths):
+        raise UserError(f"alexnet: widths must be two positive whole numbers, of fc6 and fc7, are {list(widths)}")
 
     def norm() -> nn.Module:
         return nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75)
@@ -92,13 +101,13 @@ def alexnet(shape: Sequence[int] = (3, 227, 227), num_classes: int = 1000, dropo
         relu5=nn.ReLU(),
         pool5=pool(),
         flat=nn.Flatten(),
-        fc6=nn.Linear(inputs, 4096),
+        fc6=nn.Linear(inputs, widths[0]),
         relu6=nn.ReLU(),
         drop6=nn.Dropout(dropout),
-        fc7=nn.Linear(4096, 4096),
+        fc7=nn.Linear(widths[0], widths[1]),
         relu7=nn.ReLU(),
         drop7=nn.Dropout(dropout),
-        fc8=nn.Linear(4096, num_classes),
+        fc8=nn.Linear(widths[1], num_classes),
     )
     return Sized("alexnet", shape, layers)
 

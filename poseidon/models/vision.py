@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,30 +11,41 @@ import torchvision
 from torch import nn
 
 from poseidon.errors import UserError
-from poseidon.models.sizes import check_positive
+from poseidon.models.sizes import LEAST, ShapeError, check_images, check_positive
 
-#: With auxiliary heads their training output is a tuple, which no loss of one output takes: none for now, unlike
-#: in the papers. Without init_weights torchvision warns and then does the same.
-_AUXILIARY = {arch: {"aux_logits": False, "init_weights": True} for arch in ("googlenet", "inception_v3")}
+#: These have auxiliary heads, and torchvision warns unless it is told to draw their first weights as it always has.
+_AUXILIARY = ("googlenet", "inception_v3")
 
 
-def torchvision_model(arch: str, num_classes: int, shape: Sequence[int] | None = None, **options: Any) -> nn.Module:
-    """A network of ``torchvision.models`` with fresh weights and without auxiliary heads.
+def torchvision_model(
+    arch: str, num_classes: int, shape: Sequence[int] | None = None, aux: bool = False, **options: Any
+) -> nn.Module:
+    """A network of ``torchvision.models`` with fresh weights.
 
     Args:
         arch: its name there, such as ``resnet18``.
         shape: channels, height and width of an image: tried out, without memory or time for it.
+        aux: with the auxiliary heads of ``googlenet`` and ``inception_v3``; then the output in training is a named
+            tuple (scores, auxiliary scores ...), each of (rows, num_classes). No other network has any.
         options: handed to torchvision.
 
     Raises:
         UserError: no such network, not a classifier, or not for images of this shape.
     """
+    check_options(arch, num_classes, shape, aux, options)
+    return _make(arch, num_classes, aux, options)
+
+
+def check_options(
+    arch: str, num_classes: int, shape: Sequence[int] | None, aux: bool, options: Mapping[str, Any]
+) -> None:
+    """Raises UserError if :func:`torchvision_model` would. Draws no random numbers."""
     check_arch(arch)
     check_positive(num_classes=num_classes)
-    options = {**_AUXILIARY.get(arch, {}), **options}
+    if aux and arch not in _AUXILIARY:
+        raise UserError(f"model.aux=true: {arch} has no auxiliary heads; {' and '.join(_AUXILIARY)} have")
     if shape is not None:
-        _try_out(arch, num_classes, shape, options)
-    return _make(arch, num_classes, options)
+        _check_shape(arch, num_classes, shape, aux, options)
 
 
 def check_arch(arch: str) -> None:
@@ -55,16 +66,27 @@ def check_arch(arch: str) -> None:
     )
 
 
-def _try_out(arch: str, num_classes: int, shape: Sequence[int], options: dict[str, Any]) -> None:
+def _check_shape(arch: str, num_classes: int, shape: Sequence[int], aux: bool, options: Mapping[str, Any]) -> None:
+    if arch in LEAST:
+        check_images(arch, shape, aux)
+        return
     with torch.device("meta"), torch.no_grad():  # shapes only: no memory, no arithmetic, no random numbers
-        model = _make(arch, num_classes, {**options, "init_weights": False} if arch in _AUXILIARY else options).eval()
         try:
-            model(torch.empty(1, *shape))
+            model = _make(arch, num_classes, aux, options).train()
+        except NotImplementedError:  # it computes with numbers while it is made: not to be tried without them
+            return
+        try:
+            model(torch.empty(2, *shape))
         except (RuntimeError, AssertionError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise UserError(f"model.name={arch} cannot take images of dataset.shape={list(shape)}: {reason}") from error
+            raise ShapeError(
+                f"model.name={arch} cannot take images of dataset.shape={list(shape)}: {reason}"
+            ) from error
 
 
-def _make(arch: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
-    model: nn.Module = torchvision.models.get_model(arch, weights=None, num_classes=num_classes, **options)
+def _make(arch: str, num_classes: int, aux: bool, options: Mapping[str, Any]) -> nn.Module:
+    special = {"aux_logits": aux, "init_weights": True} if arch in _AUXILIARY else {}
+    model: nn.Module = torchvision.models.get_model(
+        arch, weights=None, num_classes=num_classes, **{**special, **options}
+    )
     return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,11 @@ from torch.utils.data import Dataset
 from poseidon.config.build import build
 from poseidon.config.schema import TrainConfig
 from poseidon.errors import UserError
+from poseidon.models import load_weights
 from poseidon.training.loader import rows_of
 from poseidon.training.seeding import seed_model
+
+log = logging.getLogger("poseidon")
 
 
 @dataclass
@@ -50,6 +54,7 @@ def assemble(config: TrainConfig, device: torch.device) -> Parts:
     model = build(config.model, key="model")
     if not isinstance(model, nn.Module):
         raise UserError(f"model: {_target(config.model)} gave {type(model).__name__}, must be a nn.Module")
+    _start_from(config, model)
     model.to(device)
     optimizer = build(config.optimizer, model.parameters(), key="optimizer")
     if not isinstance(optimizer, Optimizer):
@@ -70,6 +75,18 @@ def assemble(config: TrainConfig, device: torch.device) -> Parts:
         schedule=build(config.schedule, optimizer, key="schedule") if _target(config.schedule) else None,
         schedule_interval=interval,
     )
+
+
+def _start_from(config: TrainConfig, model: nn.Module) -> None:
+    """Loads ``model.weights``, if there are any and no checkpoint replaces them."""
+    weights, fresh = config.model.get("weights"), config.model.get("fresh") or []
+    if weights is None:
+        return
+    if config.trainer.resume is not None:  # the command of a run that is to go on, and that started from these
+        log.warning("model.weights is not read: trainer.resume brings weights of its own")
+        return
+    # A config without the key takes it with a plus only.
+    load_weights(model, weights, fresh, option="model.fresh" if "fresh" in config.model else "+model.fresh")
 
 
 def _datasets(config: TrainConfig) -> tuple[Dataset[Any], Dataset[Any]]:

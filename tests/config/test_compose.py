@@ -14,7 +14,11 @@ from poseidon.config.schema import Comm, Encryption, Overlap, TrainConfig
 from tests.config.conftest import CUSTOM
 
 CLOSED = ("cluster", "comm", "trainer", "seed", "device")
-MISSING = {"model=torchvision": ["model.name=resnet18"], "optimizer=other": ["optimizer._target_=torch.optim.SGD"]}
+MISSING = {
+    "model=torchvision": ["model.name=resnet18"],
+    "loss=other": ["loss._target_=torch.nn.MSELoss"],
+    "optimizer=other": ["optimizer._target_=torch.optim.SGD"],
+}
 CHOICES = sorted(
     f"{file.parent.name}={file.stem}" for file in conf_dir().glob("*/*.yaml") if file.parent.name != "experiment"
 )
