@@ -124,7 +124,7 @@ class Session:
         sync: Engine | DDP | None = None
         if comm == "ddp" and self.world_size > 1:
             sync = DDP(model, self.world_size, bucket_cap_mb)
-        elif self._exchange is not None and any(p.requires_grad for p in model.parameters()):
+        elif self._exchange is not None:
             options = Options(comm, overlap, rows, kv_bytes, merge_bytes)
             sync = Engine(model, optimizers, self._exchange, index, options)
         self._models.append(_Distributed(model, comm, index, sync))

@@ -25,7 +25,7 @@ from poseidon.engine.capture import Record, self_test
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.forwards import Forward, leading_rows
 from poseidon.engine.gradients import Gradients
-from poseidon.engine.parameters import record_factors, trainable
+from poseidon.engine.parameters import fingerprint, record_factors, trainable
 from poseidon.engine.start import TAG_PLAN, TAG_SEEN, TAG_TENSORS, agree, broadcast, manifest, share_state
 from poseidon.engine.syncers import Syncers
 from poseidon.errors import PoseidonError, UserError
@@ -63,6 +63,7 @@ class Engine:
         _refuse(model)
         self.options = options
         self.round = 0
+        self.planned_rounds = 0  # closed under decided plans
         self.stall_seconds = 0.0
         self.decision = Decision({}, {})
         self._model, self._exchange, self._index = model, exchange, index
@@ -74,21 +75,50 @@ class Engine:
         self._warned = False
         self.steps = 0  # optimizer steps begun
         self._stepped = {id(optimizer) for optimizer in optimizers}  # those that stepped since the last round closed
-        self._plan_version = 0
+        self._optimizers = optimizers
+        self.plan_version = 0  # even: everything goes by PS, for one round; odd: what rank 0 decided then
+        self.plan_rounds = 0  # closed under this plan
         agree(exchange, index, manifest(model, vars(options), optimizers))
         state = [*model.parameters(), *model.buffers()]
         broadcast(exchange, index, TAG_TENSORS, state, "initial state")
         share_state(exchange, index, TAG_TENSORS + 1, optimizers)
-        self._params, self._infos = trainable(model)
-        self._by_id = {id(p): i for i, p in enumerate(self._params)}
         self._undo: list[Callable[[], None]] = []
-        self._records: dict[int, Record] = {}
-        self._capture()
-        self._install(0, {})
-        self._hook(optimizers)
-        self._new_round()
+        self._read_model()
+
+    @property
+    def trial(self) -> bool:
+        """Is this a plan by PS, under which the rows of the layers are found out?"""
+        return self.plan_version % 2 == 0
 
     # --- set-up ------------------------------------------------------------------------------------------------
+
+    def _read_model(self) -> None:
+        """Hooks the model's parameters as they are now, under a plan by PS."""
+        self._known = fingerprint(self._model)
+        self._params, self._infos = trainable(self._model)
+        self._by_id = {id(p): i for i, p in enumerate(self._params)}
+        self._records: dict[int, Record] = {}
+        self.decision = Decision({}, {})
+        self._capture()
+        self._install(self.plan_version, {})
+        self._hook(self._optimizers)
+        self._new_round()
+
+    def _notice_changes(self) -> None:
+        """Parameters may have been frozen, unfrozen or replaced since the last forward pass: then all ranks agree
+        anew. Collective if there are any, as the user's code is the same everywhere."""
+        known = fingerprint(self._model)
+        if known == self._known:
+            return
+        replaced = not {key for key, _ in known} <= {key for key, _ in self._known}
+        self.undo()
+        exchange, index = self._exchange, self._index
+        rows = manifest(self._model, vars(self.options), self._optimizers)
+        agree(exchange, index, [*rows, ["replaced parameters", str(replaced)]])
+        if replaced:
+            broadcast(exchange, index, self._next_tag(), list(self._model.parameters()), "replaced parameters")
+        self.plan_version += 2 - self.plan_version % 2
+        self._read_model()
 
     def _capture(self) -> None:
         if self.options.comm == "ps":
@@ -100,9 +130,9 @@ class Engine:
         self._undo += undo
 
     def _install(self, version: int, schemes: dict[str, Any]) -> None:
-        """Adopt a plan: version 0 sends everything by PS, version 1 is what rank 0 decided after round 0."""
+        """Adopt a plan."""
         options = self.options
-        self._plan_version = version
+        self.plan_version, self.plan_rounds = version, 0
         self.book = build_book(
             self._infos,
             self._exchange.world_size,
@@ -111,12 +141,10 @@ class Engine:
             schemes=schemes,
         )
         dtypes = [p.dtype for p in self._params]
-        if version:
-            self._syncers.close()
         self._syncers: Syncers = Syncers(self._exchange, self._index, version, self.book, dtypes, options.kv_bytes)
         self._gradients = Gradients(self.book, self._params, self._records)
         for index, record in self._records.items():
-            record.active = version == 0 or schemes.get(self._infos[index].name) == "sfb"
+            record.active = self.trial or schemes.get(self._infos[index].name) == "sfb"
 
     def _hook(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         handles: list[RemovableHandle] = [
@@ -148,6 +176,8 @@ class Engine:
         self._exchange.check()
         if self._task is not None and torch._C._current_graph_task_id() == -1:
             self._aborted()
+        if torch.is_grad_enabled() and not self._final:
+            self._notice_changes()
         self._in_forward = torch.is_grad_enabled()
         self._forward_rows = leading_rows(args, kwargs) if self._in_forward else 0
 
@@ -269,13 +299,16 @@ class Engine:
         while self._syncers.pending:
             start = time.perf_counter()
             unit, result = self._syncers.take(self.round)
-            if self.round:
+            if not self.trial:
                 self.stall_seconds += time.perf_counter() - start
             self._gradients.apply(self.book.units[unit], result)
         self._warn_uneven()
         self.round += 1
-        if self.round == 1:
+        self.plan_rounds += 1
+        if self.trial:
             self._decide()
+        else:
+            self.planned_rounds += 1
         self._explicit_rows = None
         self._forwards.clear()
         self._new_round()
@@ -296,7 +329,7 @@ class Engine:
         )
 
     def _decide(self) -> None:
-        """After round 0: rank 0 chooses the schemes from everyone's factors; all adopt them."""
+        """After a round by PS: rank 0 chooses the schemes from everyone's factors; all adopt them."""
         exchange, index = self._exchange, self._index
         if exchange.rank == 0:
             seen = [self._factor_sizes]
@@ -310,7 +343,8 @@ class Engine:
             exchange.say(0, index, TAG_SEEN, json.dumps(self._factor_sizes))
             schemes, factors = json.loads(exchange.hear(0, index, TAG_PLAN, "plan"))
             self.decision = Decision(schemes, {name: FactorSize(*size) for name, size in factors.items()})
-        self._install(1, dict(self.decision.schemes))
+        self._syncers.close()
+        self._install(self.plan_version + 1, dict(self.decision.schemes))
 
     # --- what a session offers ---------------------------------------------------------------------------------
 
@@ -322,7 +356,7 @@ class Engine:
         self._sync = sync
         for index, record in self._records.items():
             scheme = self.decision.schemes.get(self._infos[index].name)
-            record.active = sync and (self._plan_version == 0 or scheme == "sfb")
+            record.active = sync and (self.trial or scheme == "sfb")
 
     def sync_buffers(self) -> None:
         """Collective: rank 0's buffers (batch-norm statistics) everywhere."""

@@ -35,6 +35,19 @@ def trainable(model: nn.Module) -> tuple[list[nn.Parameter], list[Param]]:
     return params, infos
 
 
+def fingerprint(model: nn.Module) -> list[tuple[int, bool]]:
+    """What changes when a parameter is frozen, unfrozen, added, removed or replaced.
+
+    Looked at before every forward pass: a tenth of the time of ``model.parameters()``.
+    """
+    found = []
+    modules = [model]
+    for module in modules:
+        found += [(id(p), p.requires_grad) for p in module._parameters.values() if p is not None]
+        modules += [child for child in module._modules.values() if child is not None]
+    return found
+
+
 def record_factors(
     model: nn.Module, params: Sequence[nn.Parameter]
 ) -> tuple[dict[int, Record], list[Callable[[], None]]]:

@@ -1,4 +1,5 @@
-"""An engine's figures as plain data: plan, schemes, bytes. Iteration 0, which goes by PS, is left out."""
+"""An engine's figures as plain data: plan, schemes, bytes. Of the present plan: rounds by PS that precede a plan
+are left out."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from poseidon.transport.frames import HEADER_BYTES
 def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
     """This rank's figures; bytes are payload sent (`dense`), with headers (`sent`), and as the plan says."""
     book, factors = engine.book, engine.decision.factors
-    iterations = max(0, engine.round - 1)
+    iterations = 0 if engine.trial else engine.plan_rounds
     traffic = exchange.traffic
     dense = sent = 0
     layers: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
     for direction, counter in (("sent", traffic.sent), ("received", traffic.received)):
         for (its_model, plan, unit_index, _, _), count in list(counter.items()):
-            if its_model != model or plan != 1:
+            if its_model != model or plan != engine.plan_version or engine.trial:
                 continue
             unit = book.units[unit_index]
             values = sum(book.params[i].numel for i in unit.params) or 1
@@ -28,7 +29,7 @@ def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
                 param = book.params[i]
                 layers[param.layer or "(root)"][unit.scheme][direction] += count * param.numel / values
     for key, count in list(traffic.sent.items()):
-        if key[0] == model and key[1] == 1:
+        if key[0] == model and key[1] == engine.plan_version and not engine.trial:
             dense += count
             sent += count + HEADER_BYTES * traffic.messages[key]
     plan_rows = describe(book, factors, exchange.rank)
@@ -47,7 +48,7 @@ def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
         "bytes_planned_per_iteration": book.planned_bytes(exchange.rank, factors),
         "bytes_source": "counted",
         "traffic": {layer: {s: dict(d) for s, d in by.items()} for layer, by in layers.items()},
-        "stall_seconds": engine.stall_seconds / iterations if iterations else 0.0,
+        "stall_seconds": engine.stall_seconds / engine.planned_rounds if engine.planned_rounds else 0.0,
         "strangers": {
             "frames": exchange.endpoint.counters.stranger_frames,
             "connections": exchange.endpoint.counters.stranger_connections,
