@@ -8,9 +8,11 @@ from typing import Any
 
 import torch.autograd.function as autograd_function
 import torch.autograd.graph as autograd_graph
+from torch.nn.utils import stateless
 
 _RUN = autograd_graph._engine_run_backward.__code__
 _APPLY = autograd_function.BackwardCFunction.apply.__code__
+_FUNCTIONAL = stateless._functional_call.__code__
 
 
 class Hook:
@@ -45,6 +47,16 @@ def nested() -> bool:
                 return True
             seen = True
         elif seen and code is _APPLY:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def functional() -> bool:
+    """Is this forward pass one of ``torch.func.functional_call``, with other tensors in the parameters' places?"""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _FUNCTIONAL:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False

@@ -20,7 +20,7 @@ from torch.autograd import Variable
 from torch.utils import _pytree
 from torch.utils.hooks import RemovableHandle
 
-from poseidon.engine.backward import Hook, nested
+from poseidon.engine.backward import Hook, functional, nested
 from poseidon.engine.capture import Record, self_test
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.forwards import Forward, leading_rows
@@ -104,12 +104,18 @@ class Engine:
         self._hook(self._optimizers)
         self._new_round()
 
-    def _notice_changes(self) -> None:
+    def _notice_changes(self) -> bool:
         """Parameters may have been frozen, unfrozen or replaced since the last forward pass: then all ranks agree
-        anew. Collective if there are any, as the user's code is the same everywhere."""
+        anew. Collective if there are any, as the user's code is the same everywhere.
+
+        Returns:
+            False if it is a call with borrowed parameters, none of them ours: its rows are not this step's.
+        """
         known = fingerprint(self._model)
         if known == self._known:
-            return
+            return True
+        if functional():
+            return any(key in self._by_id for key, _ in known)
         replaced = not {key for key, _ in known} <= {key for key, _ in self._known}
         self.undo()
         exchange, index = self._exchange, self._index
@@ -119,6 +125,7 @@ class Engine:
             broadcast(exchange, index, self._next_tag(), list(self._model.parameters()), "replaced parameters")
         self.plan_version += 2 - self.plan_version % 2
         self._read_model()
+        return True
 
     def _capture(self) -> None:
         if self.options.comm == "ps":
@@ -176,9 +183,8 @@ class Engine:
         self._exchange.check()
         if self._task is not None and torch._C._current_graph_task_id() == -1:
             self._aborted()
-        if torch.is_grad_enabled() and not self._final:
-            self._notice_changes()
-        self._in_forward = torch.is_grad_enabled()
+        ours = self._final or not torch.is_grad_enabled() or self._notice_changes()
+        self._in_forward = torch.is_grad_enabled() and bool(ours)
         self._forward_rows = leading_rows(args, kwargs) if self._in_forward else 0
 
     def _aborted(self) -> None:
@@ -277,9 +283,13 @@ class Engine:
 
     def _end(self) -> None:
         """End of the outermost backward pass."""
-        self._task = None
+        task, self._task = self._task, None
         if self._final or self._leftover:
             self._close()
+            return
+        for forward in self._forwards:  # an autograd.grad() of something else: no part of the gradient
+            if forward.reached == task:
+                forward.reached = None
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")

@@ -49,7 +49,12 @@ class Gradients:
         factors, record.factors = record.factors, []
         for u, v in factors:
             part = product(u, v, p.dtype)
-            p.grad = part if p.grad is None else p.grad + part
+            if p.grad is None:
+                p.grad = part
+            elif p.grad.requires_grad:  # create_graph
+                p.grad = p.grad + part
+            else:
+                p.grad.add_(part)  # in place, as autograd does: it may be a view of a user's flat buffer
         return size if pure else None
 
     def contribution(self, unit: Unit, round_: int, rows: int) -> Contribution:
