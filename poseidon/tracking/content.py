@@ -174,7 +174,7 @@ def _points(values: Mapping[str, Any], timestamp: int, step: int) -> Iterator[Po
     for key, value in values.items():
         known = [n for n in map(_number, value if isinstance(value, (list, tuple)) else [value]) if n is not None]
         if known:
-            yield Point(_key(key), max(known), timestamp, step)
+            yield Point(key, max(known), timestamp, step)
 
 
 def _number(value: Any) -> float | None:
@@ -185,8 +185,8 @@ def _number(value: Any) -> float | None:
 
 
 def _key(name: str) -> str:
-    """MLflow takes few special characters in names, and a slash only between words."""
-    return _cut(re.sub(r"[^\w./ -]|//+|^/|/$", "_", name), _LONGEST_KEY)
+    """A param's name, of the characters that MLflow takes in one; a slash would have to make a path of it."""
+    return _cut(re.sub(r"[^\w. -]", "_", name), _LONGEST_KEY)
 
 
 def _cut(text: str, longest: int) -> str:
