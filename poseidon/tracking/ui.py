@@ -37,14 +37,14 @@ def free_port(host: str, port: int | None) -> int:
     Raises:
         UserError: the port is taken, none is free, or this machine has no address ``host``.
     """
+    if port is not None and not 0 < port < 65536:
+        raise UserError(f"ui.port={port}: a port is a number from 1 to 65535")
     for candidate in [port] if port is not None else range(PORT, PORT + PORTS):
         try:
             family, kind, _, _, address = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM)[0]
             with socket.socket(family, kind) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
-        except OverflowError:
-            raise UserError(f"ui.port={port}: a port is a number from 1 to 65535") from None
         except OSError as error:
             if error.errno == errno.EACCES:
                 raise UserError(

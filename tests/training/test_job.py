@@ -7,6 +7,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ import yaml
 from poseidon.config.schema import ClusterConfig, Comm, Part, TrainConfig
 from poseidon.errors import UserError
 from poseidon.tracking.folder import read_json
+from poseidon.tracking.where import store_uri
 from poseidon.training import progress
 from poseidon.training.job import run_job
 
@@ -74,6 +76,13 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     return config
 
 
+def store() -> Any:
+    """A client of the store in which these runs are tracked."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(store_uri())
+
+
 def test_two_nodes_leave_all_records(config, tmp_path, capfd):
     config.trainer.checkpoint_every = 20
     outcome = run_job(config, ["seed=1"], tmp_path / "run")
@@ -84,6 +93,7 @@ def test_two_nodes_leave_all_records(config, tmp_path, capfd):
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoints",
         "config.yaml",
+        "figures",
         "logs",
         "metrics.jsonl",
         "overrides.yaml",
@@ -135,6 +145,19 @@ def test_two_nodes_leave_all_records(config, tmp_path, capfd):
     assert {row["layer"] for row in read_json(run / "plan.json")} == {"0", "2"}
     assert f"records: {run}" in shown
     assert "@poseidon" not in shown
+    assert set(summary["bytes_by_scheme"]) == {"ps", *summary["schemes"].values()}
+    assert sum(summary["bytes_by_scheme"].values()) == pytest.approx(
+        max(summary["bytes_dense_per_iteration"]), rel=0.05
+    )
+    tracked = store().get_run(summary["mlflow"]["run_id"])
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.params["trainer.batch_size"] == "16"
+    for metric, value in (
+        ("throughput/images_per_second_median", summary["images_per_second"]),
+        ("eval/accuracy", summary["eval_accuracy"]),
+        ("train/wall_s", metrics[-2]["wall_s"]),
+    ):
+        assert tracked.data.metrics[metric] == pytest.approx(value)
 
 
 def test_a_run_of_one_process_goes_on_with_two_under_ddp_to_the_same_result(config, tmp_path):
@@ -154,6 +177,12 @@ def test_a_run_of_one_process_goes_on_with_two_under_ddp_to_the_same_result(conf
     assert found["eval_loss"] == pytest.approx(whole["eval_loss"], rel=1e-3)
     assert found["stall_seconds"] is None  # nobody can see it
     assert found["bytes_source"] == "computed"
+    assert found["bytes_by_scheme"] == {"ddp": max(found["bytes_dense_per_iteration"])}
+    assert whole["bytes_by_scheme"] == {}
+    # The steps of the resumed run go on where the checkpoint was.
+    steps = [point.step for point in store().get_metric_history(found["mlflow"]["run_id"], "train/loss")]
+    assert min(steps) > 32
+    assert max(steps) == 64
 
 
 def test_interrupted_after_a_while_says_how_far_it_was(config, tmp_path, monkeypatch):
@@ -224,9 +253,9 @@ def test_nothing_starts_when_the_checkpoint_is_missing(config, tmp_path):
         run_job(config, [], tmp_path / "run")
 
 
-def test_the_launching_process_imports_no_torch():
+def test_the_launching_process_imports_nothing_heavy_before_it_must():
     import subprocess
 
-    code = "import sys, poseidon.training.job; sys.exit('torch' in sys.modules)"
+    code = "import sys, poseidon.training.job; sys.exit(bool({'torch', 'mlflow', 'matplotlib'} & set(sys.modules)))"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0
