@@ -10,7 +10,7 @@ from poseidon.reporting.runs import Run, stat
 from poseidon.reporting.sections import Configuration, Section
 
 #: Points of a drawn curve; longer ones are means over neighbours.
-MOST_POINTS = 150
+MOST_POINTS = 100
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from poseidon.reporting.variants import differences
 
 #: Values of a differing key that are spelled out.
 _MOST_VALUES = 8
+#: Largest over smallest speed of repeats that is worth a warning.
+_SPREAD = 1.5
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -30,9 +32,17 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     ]
 
 
-def warnings(runs: Sequence[Run]) -> list[str]:
+def warnings(sections: Sequence[Section]) -> list[str]:
     """What a reader should know before believing a comparison of these runs."""
+    runs = [run for section in sections for run in section.runs]
     found = []
+    speeds = [c.speed for section in sections for c in section.configurations if c.speed]
+    worst = max((speed.high / speed.low for speed in speeds), default=1.0)
+    if worst >= _SPREAD:
+        found.append(
+            f"Repeats of the same configuration differ in speed by up to {worst:.1f} x: something else used the "
+            f"machines. Believe no speedup before they have been repeated on idle ones."
+        )
     if len({run.summary.get("git_commit") for run in runs}) > 1:
         found.append("The runs come from several commits.")
     if any(run.summary.get("git_dirty") for run in runs):

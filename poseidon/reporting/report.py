@@ -53,9 +53,9 @@ def make_report(config: ReportConfig, console: Console | None = None) -> Path:
         parts = [_part(section, experiment, config, folder) for section in found]
     _write_tables(found, runs, folder)
     index = folder / "index.html"
-    write_text(index, render(_page(experiment, runs, parts)))
+    write_text(index, render(_page(experiment, runs, found, parts)))
     if console is not None:
-        _print(console, parts)
+        _print(console, parts, provenance.warnings(found))
         others = len(runs) - sum(run.status == COMPLETED for run in runs)
         if others:
             console.print(
@@ -64,7 +64,7 @@ def make_report(config: ReportConfig, console: Console | None = None) -> Path:
     return index
 
 
-def _page(experiment: str, runs: Sequence[Run], parts: Sequence[Part]) -> Page:
+def _page(experiment: str, runs: Sequence[Run], found: Sequence[Section], parts: Sequence[Part]) -> Page:
     done = [run for run in runs if run.status == COMPLETED]
     others = len(runs) - len(done)
     counts = f"{len(done)} completed run{'s' if len(done) != 1 else ''}"
@@ -73,7 +73,7 @@ def _page(experiment: str, runs: Sequence[Run], parts: Sequence[Part]) -> Page:
         experiment=experiment,
         counts=f"{counts}, {others} not averaged in" if others else counts,
         parts=parts,
-        warnings=provenance.warnings(done),
+        warnings=provenance.warnings(found),
         facts=provenance.facts(done),
         differences=provenance.config_differences(done),
         failures=provenance.failures(runs),
@@ -217,7 +217,7 @@ def _style() -> Any:
     return style()
 
 
-def _print(console: Console, parts: Sequence[Part]) -> None:
+def _print(console: Console, parts: Sequence[Part], warnings: Sequence[str]) -> None:
     from rich.table import Table
 
     names = ("comm", "nodes", "repeats", "images/s", "speedup", "MB sent", "accuracy")
@@ -231,3 +231,5 @@ def _print(console: Console, parts: Sequence[Part]) -> None:
         if part.command:
             console.print(part.missing, markup=False, highlight=False, soft_wrap=True)
             console.print(part.command, markup=False, highlight=False, soft_wrap=True)
+    for warning in warnings:
+        console.print(warning, markup=False, highlight=False, soft_wrap=True)

@@ -29,10 +29,11 @@ def run_figures(run_dir: Path) -> list[Path]:
 def _draw(run_dir: Path) -> list[Path]:
     metrics, summary = _metrics(run_dir / "metrics.jsonl"), _object(run_dir / "summary.json")
     throughput_only = bool(summary.get("throughput_only"))
-    wanted = [("train_loss", "training loss", 1.0)]
+    found = [("training loss", 1.0, _points(metrics, "train_loss"))]
     if not throughput_only:
-        wanted.append(("eval_accuracy", "evaluation accuracy, %", 100.0))
-    found = [(name, scale, _points(metrics, key)) for key, name, scale in wanted]
+        evaluated = _points(metrics, "eval_accuracy")
+        share = all(0 <= point[2] <= 1 for point in evaluated)  # else another metric than the accuracy
+        found.append(("evaluation accuracy, %", 100.0, evaluated) if share else ("evaluation metric", 1.0, evaluated))
     found = [(name, scale, points) for name, scale, points in found if points]
     if not found:
         return []

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from poseidon.config.paths import reports_dir
 from poseidon.reporting.sections import Section
@@ -91,23 +93,20 @@ def where(section: Section) -> str:
 def save(figure: Figure, stem: Path, suffixes: Sequence[str] = (".png", ".svg")) -> list[Path]:
     """Writes ``stem``.png and ``stem``.svg: the same bytes for the same figure."""
     metadata = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
+    options: dict[str, dict[str, Any]] = {".png": {"pil_kwargs": {"optimize": True}}, ".svg": {}}
     files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
     for file, suffix in zip(files, suffixes, strict=True):
-        figure.savefig(file, metadata=metadata[suffix])
+        figure.savefig(file, metadata=metadata[suffix], **options[suffix])
         figure.set_layout_engine("none")  # it is laid out now
     return files
 
 
-def plain_log2(axes: Axes, low: float, high: float, *, axis: str) -> None:
-    """A log2 axis with plain numbers; half steps are labelled too where the range is small."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    target = axes.xaxis if axis == "x" else axes.yaxis
-    (axes.set_xscale if axis == "x" else axes.set_yscale)("log", base=2)
-    (axes.set_xlim if axis == "x" else axes.set_ylim)(low, high)
-    powers = [2.0**k for k in range(-10, 21)]
-    if axis == "y" and high / low < 6:
-        powers = sorted([*powers, *(1.25 * p for p in powers), *(1.5 * p for p in powers), *(1.75 * p for p in powers)])
-    target.set_major_locator(FixedLocator([tick for tick in powers if low <= tick <= high]))
-    target.set_minor_locator(NullLocator())
-    target.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+def plain_log2(axes: Axes, which: Literal["x", "y"], low: float, high: float, extra: Iterable[float] = ()) -> None:
+    """A log2 axis with plain numbers at the powers of two, and at ``extra`` values."""
+    axes.set(**{f"{which}lim": (low, high)})
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=2)
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    ticks = {*(2.0**k for k in range(-10, 21)), *extra}
+    axis.set_major_locator(FixedLocator(sorted(tick for tick in ticks if low <= tick <= high)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
