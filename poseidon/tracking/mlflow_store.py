@@ -120,7 +120,8 @@ def import_client() -> Any:
     from mlflow import MlflowClient
 
     if os.environ["MLFLOW_LOGGING_LEVEL"] == _ENVIRONMENT["MLFLOW_LOGGING_LEVEL"]:
-        logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # somebody may have imported it before
+        for library in ("mlflow", "urllib3"):  # Hydra would show what they tell of each attempt
+            logging.getLogger(library).setLevel(logging.CRITICAL)
     return MlflowClient
 
 

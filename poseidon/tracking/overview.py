@@ -15,14 +15,16 @@ from poseidon.tracking.where import is_server, shown, store_uri
 def table(summaries: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> Table:
     """A row per job; what was swept stands in front."""
     result = Table(caption="MB sent: per iteration and node; * computed, as PyTorch's DDP does not count")
+    swept = [dict(str(o).partition("=")[::2] for o in summary.get("overrides") or []) for summary in summaries]
+    # comm=single has one node whatever cluster.nodes is.
+    told = "cluster.nodes" in axes and [own.get("cluster.nodes") for own in swept] == [*map(_nodes, summaries)]
+    columns = {name: cell for name, cell in _COLUMNS.items() if not (name == "nodes" and told)}
     for axis in axes:
         result.add_column(axis.lstrip("+"), overflow="fold")
-    columns = {name: cell for name, cell in _COLUMNS.items() if not (name == "nodes" and "cluster.nodes" in axes)}
     for name in columns:
         result.add_column(name, justify="left" if name == "status" else "right")
-    for summary in summaries:
-        given = dict(str(override).partition("=")[::2] for override in summary.get("overrides") or [])
-        cells = [*(given.get(axis, "-") for axis in axes), *(cell(summary) for cell in columns.values())]
+    for own, summary in zip(swept, summaries, strict=True):
+        cells = [*(own.get(axis, "-") for axis in axes), *(cell(summary) for cell in columns.values())]
         result.add_row(*map(Text, cells))
     return result
 
@@ -43,6 +45,10 @@ def look(uri: str, experiment_id: str | None, run_id: str | None) -> str:
     return f"{shown(uri).rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
 
 
+def _nodes(summary: Mapping[str, Any]) -> str:
+    return str(summary.get("nodes"))
+
+
 def _accuracy(summary: Mapping[str, Any]) -> str:
     value = summary.get("eval_accuracy")
     return "-" if value is None else f"{value:.2%}{' (meaningless)' if summary.get('throughput_only') else ''}"
@@ -61,7 +67,7 @@ def _sent(summary: Mapping[str, Any]) -> str:
 
 
 _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "nodes": lambda summary: str(summary.get("nodes")),
+    "nodes": _nodes,
     "accuracy": _accuracy,
     "images/s": _speed,
     "MB sent": _sent,

@@ -34,6 +34,8 @@ _VARIABLE = "POSEIDON_SWEEP"
 #: Values of an axis that are spelt out.
 _MANY = 100
 _PATIENCE = 15.0
+#: Exit codes after SIGHUP, SIGINT and SIGTERM.
+_SIGNALLED = (129, 130, 143)
 
 #: Swept key -> its values, as they stand on the command line.
 Axes = Mapping[str, Sequence[str]]
@@ -100,7 +102,7 @@ def run_tracked(configs: Sequence[TrainConfig], axes: Axes | None, body: Callabl
         try:
             with _environment(sweep):
                 code = body()
-            status = {0: "completed", 130: "interrupted", 143: "interrupted"}.get(code, "failed")
+            status = "completed" if code == 0 else "interrupted" if code in _SIGNALLED else "failed"
             return code
         except (KeyboardInterrupt, SystemExit):
             status = "interrupted"
@@ -192,7 +194,8 @@ def _show(sweep: Sweep) -> None:
     console.print()
     console.print(table(summaries, sweep.axes))
     for uri, parents in sweep.parents.items():
-        console.print("; ".join(hints(uri, list(parents))), markup=False)
+        for command in hints(uri, list(parents)):
+            console.print(f"to compare them: {command}", markup=False)
 
 
 @contextlib.contextmanager

@@ -102,7 +102,6 @@ def test_a_name_that_is_too_long(store):
 )
 def test_what_cannot_be_opened_is_one_line_in_a_short_time(uri, words, tmp_path, monkeypatch, capfd):
     (tmp_path / "text.db").write_text("hello " * 1000)
-    monkeypatch.setitem(mlflow_store._ENVIRONMENT, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     begun = time.monotonic()
     with pytest.raises(StoreError) as caught:
