@@ -76,7 +76,7 @@ def alexnet(
     """
     inputs = _inputs("alexnet", shape, num_classes)
     if len(widths) != 2 or not all(is_positive(width) for width in widths):
-        raise UserError(f"alexnet: widths must be two positive whole numbers, of fc6 and fc7, are {list(widths)}")
+        raise UserError(f"alexnet: widths must be positive whole numbers, two for fc6 and fc7, are {list(widths)}")
 
     def norm() -> nn.Module:
         return nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75)

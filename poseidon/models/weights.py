@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -104,15 +104,15 @@ def _describe(
     key = misfits[0]
     there, here = (str(_shape(state[key])) if key in state else "missing" for state in (saved, own))
     reason = f"{key} is {there} in the file, {here} in this run's model"
-    layers = _layers(misfits, {*saved, *own})
+    layers = _layers(misfits, set(saved) & set(own))
     if len(layers) > _MOST_LAYERS or len(misfits) >= len(own):
         return f"{reason}, and {len(misfits)} of the tensors do not fit: the file is of another network"
     return f"{reason}; to start such layers anew and load all others, add {option}=[{','.join([*fresh, *layers])}]"
 
 
-def _layers(misfits: Iterable[str], everything: Collection[str]) -> list[str]:
+def _layers(misfits: Sequence[str], common: Set[str]) -> list[str]:
     """The outermost layers in which nothing fits; where something does, the innermost layer of the misfit."""
-    fitting = set(everything) - set(misfits)
+    fitting = common - set(misfits)
     found: list[str] = []
     for key in misfits:
         parts = key.split(".")

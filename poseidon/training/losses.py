@@ -77,7 +77,7 @@ class CrossEntropy(nn.Module):
             raise
         except (RuntimeError, ValueError, IndexError) as error:
             raise UserError(
-                f"loss: {' '.join(str(error).split())} ({shapes}; classes_dim={self.classes_dim})"
+                f"loss: {' '.join(str(error).split())} ({shapes}; loss.classes_dim={self.classes_dim})"
             ) from error
 
     def _in_rows(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

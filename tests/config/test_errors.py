@@ -10,7 +10,7 @@ from poseidon import cli
 
 MISTAKES = [
     # unknown names
-    (["model=lenett"], ["model=lenett", "did you mean lenet?", "alexnet, cifar10_quick, lenet, mlp or torchvision"]),
+    (["model=lenett"], ["model=lenett", "did you mean lenet?", "alexnet, alexnet_22k, cifar10_quick"]),
     (["cluster="], ["cluster=", "cluster is local"]),
     (["experiment=lenet"], ["did you mean lenet_mnist?"]),
     (["modell=lenet"], ["modell: there is no such key", "did you mean model?"]),
