@@ -127,6 +127,7 @@ def on_ranks(case: Case, base: nn.Module, comm: str, sizes: list[int]) -> list[t
         for number in range(case.steps):
             data = share(case.data(number, sum(sizes)), session.rank, sizes)
             seen.append(gradients(case, trained, optimizer, *data, session))
+        session.synchronize()
         return seen, session.digest(model), session.report(model)
 
     ranks = run_ranks(len(sizes), body)

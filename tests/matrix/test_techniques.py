@@ -120,7 +120,7 @@ def looks_elsewhere(model: Any, optimizer: Any, inputs: Any, number: torch.Tenso
 
 
 def looks_by_row(model: Any, optimizer: Any, inputs: Any, number: torch.Tensor, session: Any) -> None:
-    """Per-row gradients, Jacobians and directional derivatives by torch.func, then the step."""
+    """Per-row gradients by torch.func, then the step."""
     values = {name: p.detach() for name, p in model.named_parameters()}
 
     def loss(values: Any, row: torch.Tensor) -> torch.Tensor:
@@ -129,10 +129,17 @@ def looks_by_row(model: Any, optimizer: Any, inputs: Any, number: torch.Tensor, 
     (x,) = inputs
     per_row = torch.func.vmap(torch.func.grad(loss), (None, 0))(values, x)
     assert per_row["0.weight"].shape == (len(x), 8, 6)
-    with FORWARD_MODE:
-        torch.func.jvp(model, (x,), (torch.ones_like(x),))
-    torch.func.vmap(torch.func.jacrev(model))(x)
     mean_square(model(x), number).backward()
+
+
+def looks_by_transform(model: Any, optimizer: Any, inputs: Any, number: torch.Tensor, session: Any) -> None:
+    """Jacobians and directional derivatives by torch.func, at other rows, then the step."""
+    others = torch.ones(11 if session is None else 3 + 4 * session.rank, 6)
+    with FORWARD_MODE:
+        torch.func.jvp(model, (others,), (others,))
+    torch.func.vmap(torch.func.jacrev(model))(others)
+    torch.func.vjp(model, others)[1](torch.ones(len(others), 4))
+    mean_square(model(*inputs), number).backward()
 
 
 def by_functional_call(model: Any, optimizer: Any, inputs: Any, number: torch.Tensor, session: Any) -> None:
@@ -264,43 +271,26 @@ CASES = {
     "user hooks from afterwards": Case(mlp, vectors(6), after=hooks_afterwards),
     "sequence first": Case(mlp, images(4, 6), step=by_position),
     "autograd.grad of other rows": Case(mlp, vectors(6), step=looks_elsewhere),
-    "torch.func": Case(mlp, vectors(6), step=looks_by_row),
+    "torch.func, functional": Case(mlp, vectors(6), step=looks_by_row),
+    "torch.func of the model": Case(mlp, vectors(6), step=looks_by_transform),
     "functional_call": Case(mlp, vectors(6), step=by_functional_call),
     "a loss thrown away": Case(mlp, vectors(6), step=of_another_loss),
     "teacher": Case(mlp, vectors(6), step=teacher),
     "sharpness-aware": Case(mlp, vectors(6), step=sharpness_aware),
     "weights clipped and rewritten": Case(mlp, vectors(6), step=clips_weights),
+    "gradients in one buffer": Case(mlp, vectors(6), step=one_buffer),
     "frozen afterwards": Case(mlp, vectors(6), step=freezes),
     "anomaly detection": Case(mlp, vectors(6), step=watched(torch.autograd.detect_anomaly)),
     "saved tensors packed": Case(mlp, vectors(6), step=watched(saved_on_disk)),
 }
 
-
-ONE_BUFFER = Case(mlp, vectors(6), step=one_buffer)
 PENDING = {
-    "autograd.grad of other rows": "rows of a forward whose gradient only autograd.grad() takes are counted",
-    "torch.func": "rows of forwards under torch.func are counted",
+    "torch.func of the model": pytest.mark.xfail(reason="rows of forwards under torch.func are counted", strict=True),
 }
 
 
 @pytest.mark.parametrize("comm", COMMS)
 @pytest.mark.parametrize("sizes", SIZES, ids=["2 ranks", "3 ranks"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.xfail(reason=PENDING[name], strict=True)] if name in PENDING else [])
-        for name in CASES
-    ],
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=PENDING[name] if name in PENDING else []) for name in CASES])
 def test_equals_one_process(name: str, sizes: list[int], comm: str) -> None:
     assert_equals_one_process(CASES[name], comm, sizes)
-
-
-def test_gradients_in_one_buffer_by_ps() -> None:
-    assert_equals_one_process(ONE_BUFFER, "ps", [5, 3])
-
-
-@pytest.mark.xfail(reason="factors made dense replace the user's gradient buffer", strict=True)
-@pytest.mark.parametrize("comm", ["sfb", "hybrid"])
-def test_gradients_in_one_buffer(comm: str) -> None:
-    assert_equals_one_process(ONE_BUFFER, comm, [5, 3])
