@@ -191,7 +191,10 @@ class Session:
     # --- figures -----------------------------------------------------------------------------------------------
 
     def digest(self, model: nn.Module) -> str:
-        """sha256 of this rank's parameters and buffers; equal on all ranks after :meth:`synchronize`."""
+        """sha256 of this rank's parameters and of rank 0's buffers: equal on all ranks between the same steps."""
+        for entry in self._models:
+            if entry.model is model and isinstance(entry.sync, Engine):
+                entry.sync.buffers.fetch()
         return digest([*model.named_parameters(), *model.named_buffers()])
 
     def report(self, model: nn.Module) -> dict[str, Any]:
@@ -229,6 +232,8 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        for engine in self._engines():
+            engine.buffers.leave()
         for entry in self._models:
             if entry.sync is not None:
                 entry.sync.undo()

@@ -3,6 +3,6 @@
 from poseidon.engine.engine import Engine, Options
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.report import report
-from poseidon.engine.start import TAG_TENSORS, agree, broadcast, digest
+from poseidon.engine.start import digest
 
-__all__ = ["TAG_TENSORS", "Engine", "Exchange", "Options", "agree", "broadcast", "digest", "report"]
+__all__ = ["Engine", "Exchange", "Options", "digest", "report"]

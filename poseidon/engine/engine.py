@@ -21,12 +21,15 @@ from torch.utils import _pytree
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.backward import Hook, functional, nested
+from poseidon.engine.broadcast import TAG_TENSORS, broadcast
+from poseidon.engine.buffers import Buffers
 from poseidon.engine.capture import Record, self_test
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.forwards import Forward, leading_rows
 from poseidon.engine.gradients import Gradients
 from poseidon.engine.parameters import fingerprint, record_factors, trainable
-from poseidon.engine.start import TAG_PLAN, TAG_SEEN, TAG_TENSORS, agree, broadcast, manifest, share_state
+from poseidon.engine.start import TAG_PLAN, TAG_SEEN, agree, manifest
+from poseidon.engine.state import share_state
 from poseidon.engine.syncers import Syncers
 from poseidon.errors import PoseidonError, UserError
 from poseidon.planning import Decision, FactorSize, build_book, decide
@@ -99,6 +102,7 @@ class Engine:
         self._by_id = {id(p): i for i, p in enumerate(self._params)}
         self._records: dict[int, Record] = {}
         self.decision = Decision({}, {})
+        self.buffers = Buffers(self._model, self._exchange, self._index)
         self._capture()
         self._install(self.plan_version, {})
         self._hook(self._optimizers)
@@ -157,6 +161,7 @@ class Engine:
         handles: list[RemovableHandle] = [
             self._model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
             self._model.register_forward_hook(Hook(self._after_forward), always_call=True),
+            self._model.register_state_dict_pre_hook(Hook(self._before_state_dict)),
             *(optimizer.register_step_pre_hook(Hook(self._before_step)) for optimizer in optimizers),
         ]
         for p in self._params:
@@ -183,9 +188,14 @@ class Engine:
         self._exchange.check()
         if self._task is not None and torch._C._current_graph_task_id() == -1:
             self._aborted()
+        self.buffers.catch_up()
         ours = self._final or not torch.is_grad_enabled() or self._notice_changes()
         self._in_forward = torch.is_grad_enabled() and bool(ours)
         self._forward_rows = leading_rows(args, kwargs) if self._in_forward else 0
+        if module.training:
+            self.buffers.begin()
+        else:
+            self.buffers.fetch()
 
     def _aborted(self) -> None:
         """The last backward pass ended in an exception."""
@@ -219,6 +229,9 @@ class Engine:
             if isinstance(t, torch.Tensor) and t.requires_grad:
                 forward.hooked = True
                 t.register_hook(reach)
+
+    def _before_state_dict(self, *_: Any) -> None:
+        self.buffers.fetch()
 
     # --- backward ----------------------------------------------------------------------------------------------
 
@@ -319,6 +332,7 @@ class Engine:
             self._decide()
         else:
             self.planned_rounds += 1
+        self.buffers.round_closed()
         self._explicit_rows = None
         self._forwards.clear()
         self._new_round()
@@ -347,12 +361,15 @@ class Engine:
                 theirs = json.loads(exchange.hear(peer, index, TAG_SEEN, "rows of iteration 0"))
                 seen.append({name: FactorSize(*size) for name, size in theirs.items()})
             self.decision = decide(self.options.comm, self._infos, seen)
+            live = self.buffers.changed()
+            text = json.dumps([self.decision.schemes, self.decision.factors, live])
             for peer in range(1, exchange.world_size):
-                exchange.say(peer, index, TAG_PLAN, json.dumps([self.decision.schemes, self.decision.factors]))
+                exchange.say(peer, index, TAG_PLAN, text)
         else:
             exchange.say(0, index, TAG_SEEN, json.dumps(self._factor_sizes))
-            schemes, factors = json.loads(exchange.hear(0, index, TAG_PLAN, "plan"))
+            schemes, factors, live = json.loads(exchange.hear(0, index, TAG_PLAN, "plan"))
             self.decision = Decision(schemes, {name: FactorSize(*size) for name, size in factors.items()})
+        self.buffers.keep_alive(live)
         self._syncers.close()
         self._install(self.plan_version + 1, dict(self.decision.schemes))
 

@@ -70,6 +70,7 @@ class Exchange:
         self._shut: set[tuple[int, int]] = set()
         self._early: dict[tuple[int, int], list[tuple[Header, memoryview]]] = defaultdict(list)
         self._mail: dict[tuple[Kind, int, int, int], SimpleQueue[Any]] = {}
+        self._asked: dict[int, Callable[[int, int], None]] = {}
         self._waiting: set[SimpleQueue[Any]] = set()
         self._byes: Counter[int] = Counter()
         self._left: set[int] = set()
@@ -90,6 +91,9 @@ class Exchange:
                     self._wake()
             case Kind.ABORT:
                 self._on_abort(_RANK.unpack_from(payload)[0], str(payload[_RANK.size :], "utf-8", "replace"))
+            case Kind.ASK:
+                if header.model in self._asked:
+                    self._asked[header.model](header.rank, header.round)
             case Kind.TEXT | Kind.STATE:
                 self._box(header.kind, header.model, header.unit, header.rank).put((header, payload))
             case _:
@@ -265,6 +269,14 @@ class Exchange:
         except Empty:
             self.failure = self.failure or error
 
+    def answer(self, model: int, call: Callable[[int, int], None]) -> None:
+        """From now on ``call(rank, round)`` runs, in the endpoint's thread, when a rank asks for this model's
+        buffers as of so many rounds."""
+        self._asked[model] = call
+
+    def ask(self, peer: int, model: int, round_: int) -> None:
+        self.endpoint.post(partial(self.endpoint.send, peer, Header(Kind.ASK, self.rank, model, round=round_)))
+
     def say(self, peer: int, model: int, tag: int, text: str) -> None:
         """Send a text to a peer's mailbox."""
         data = text.encode()
@@ -284,6 +296,13 @@ class Exchange:
             return item
         finally:
             self.unwatch(queue)
+
+    def has_left(self, rank: int) -> bool:
+        return rank in self._left
+
+    def has_mail(self, kind: Kind, peer: int, model: int, tag: int) -> bool:
+        queue = self._mail.get((kind, model, tag, peer))
+        return queue is not None and not queue.empty()
 
     def empty(self, kind: Kind, peer: int, model: int, tag: int) -> None:
         """Everything that was to come under this address has been received."""

@@ -1,4 +1,4 @@
-"""Agreement at start: the same model everywhere, or the same error everywhere; then rank 0's values."""
+"""Agreement at start: the same model everywhere, or the same error everywhere."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from poseidon.engine.exchange import Exchange
-from poseidon.engine.state import decode, encode
 from poseidon.errors import UserError
-from poseidon.schemes import raw, storage_order
-from poseidon.transport import Header, Kind
+from poseidon.schemes import raw
 
 log = logging.getLogger("poseidon")
 
@@ -24,10 +21,6 @@ TAG_MANIFEST = 1
 TAG_VERDICT = 2
 TAG_SEEN = 3
 TAG_PLAN = 4
-TAG_STATE = 5
-#: Mailbox tags from here on number the broadcasts of tensors.
-TAG_TENSORS = 16
-_PIECE = 4 * 1024 * 1024
 
 
 def manifest(
@@ -104,66 +97,6 @@ def _difference(mine: list[list[str]], theirs: list[list[str]], rank: int) -> st
         what = longer[min(len(mine), len(theirs))][0]
         return f"ranks differ: {what} exists only on rank {where} of ranks 0 and {rank}"
     return ""
-
-
-@torch.no_grad()
-def broadcast(
-    exchange: Exchange, model_index: int, tag: int, tensors: Sequence[torch.Tensor], what: str, source: int = 0
-) -> None:
-    """Everyone takes the values of rank ``source``, in place. Collective; the source does not wait for the others."""
-    if exchange.rank == source:
-        for index, tensor in enumerate(tensors):
-            data = raw(_flat(tensor))
-            for offset in range(0, data.nbytes, _PIECE):
-                # Copied: training may go on and change the tensor while it is on its way.
-                piece = bytes(data[offset : offset + _PIECE])
-                header = Header(
-                    Kind.STATE, source, model_index, unit=tag, round=index, offset=offset, total=data.nbytes
-                )
-                for peer in range(exchange.world_size):
-                    if peer != source:
-                        exchange.endpoint.post(partial(exchange.endpoint.send, peer, header, piece))
-        return
-    for index, tensor in enumerate(tensors):
-        flat = _flat(tensor)
-        target = raw(flat)
-        got = 0
-        while got < target.nbytes:
-            header, payload = exchange.receive(Kind.STATE, source, model_index, tag, what)
-            assert header.round == index
-            target[header.offset : header.offset + header.length] = payload.cast("B")
-            got += header.length
-        if flat.data_ptr() != tensor.data_ptr() or not tensor.is_cpu:
-            tensor.copy_(flat.view_as(tensor))
-    exchange.empty(Kind.STATE, source, model_index, tag)
-
-
-def share_state(
-    exchange: Exchange, model_index: int, tag: int, optimizers: Sequence[torch.optim.Optimizer], source: int = 0
-) -> None:
-    """Everyone takes the optimizers' state (momentum, step counts ...) of rank ``source``. Collective.
-
-    Settings (learning rates ...) stay each rank's own; the manifest has compared them.
-    """
-    tensors: list[torch.Tensor] = []
-    if exchange.rank == source:
-        code = json.dumps([encode(optimizer.state_dict()["state"], tensors) for optimizer in optimizers])
-        for peer in range(exchange.world_size):
-            if peer != source:
-                exchange.say(peer, model_index, TAG_STATE, code)
-        broadcast(exchange, model_index, tag, tensors, "optimizer state", source)
-        return
-    states = [decode(each, tensors) for each in json.loads(exchange.hear(source, model_index, TAG_STATE, "state"))]
-    broadcast(exchange, model_index, tag, tensors, "optimizer state", source)
-    for optimizer, state in zip(optimizers, states, strict=True):
-        if state or optimizer.state:
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    flat = storage_order(tensor) if tensor.is_cpu else None
-    return flat if flat is not None else tensor.contiguous().cpu().view(-1)
 
 
 def digest(named: Iterable[tuple[str, torch.Tensor]]) -> str:

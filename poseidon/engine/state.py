@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from poseidon.engine.broadcast import broadcast
+from poseidon.engine.exchange import Exchange
 from poseidon.errors import UserError
+
+#: Mailbox tag of the texts.
+TAG_STATE = 5
+
+
+def share_state(
+    exchange: Exchange, model: int, tag: int, optimizers: Sequence[torch.optim.Optimizer], source: int = 0
+) -> None:
+    """Everyone takes the optimizers' state (momentum, step counts ...) of rank ``source``. Collective.
+
+    Settings (learning rates ...) stay each rank's own; the manifest has compared them.
+    """
+    tensors: list[torch.Tensor] = []
+    if exchange.rank == source:
+        code = json.dumps([encode(optimizer.state_dict()["state"], tensors) for optimizer in optimizers])
+        for peer in range(exchange.world_size):
+            if peer != source:
+                exchange.say(peer, model, TAG_STATE, code)
+        broadcast(exchange, model, tag, tensors, "optimizer state", source)
+        return
+    states = [decode(each, tensors) for each in json.loads(exchange.hear(source, model, TAG_STATE, "state"))]
+    broadcast(exchange, model, tag, tensors, "optimizer state", source)
+    for optimizer, state in zip(optimizers, states, strict=True):
+        if state or optimizer.state:
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
 def encode(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -36,6 +36,7 @@ class Kind(IntEnum):
     FACTORS = 10  # worker -> worker: u (k x M), then v (k x N)
     DENSE = 11  # worker -> worker: a whole gradient, where factors do not describe it
     NONE = 12  # worker -> worker: no gradient here
+    ASK = 13  # for rank 0's buffers
 
 
 class Header(NamedTuple):
