@@ -2,8 +2,9 @@
 
 What a training forward pass only writes costs no traffic while training: a rank asks rank 0 when it evaluates or
 makes a ``state_dict``, for the buffers as they were when the last round closed. Rank 0 may be a forward pass ahead
-by then, so it keeps a copy of them; when it leaves, everyone gets its last ones. What a training forward pass also reads (power iterations of a spectral norm, code
-books ...) leaves rank 0 at the end of each round, and arrives before the next training forward pass.
+by then, so it keeps a copy of them; when it leaves, everyone gets its last ones. What a training forward pass also
+reads (power iterations of a spectral norm, code books ...) leaves rank 0 at the end of each round, and arrives
+before the next training forward pass.
 
 Alternatives: DDP broadcasts all buffers before every forward pass; a collective call by the user is forgotten, and
 hangs in a rank that saves a checkpoint alone.
