@@ -29,7 +29,7 @@ _TOO_SHORT += "trainer.epochs or trainer.iterations helps."
 
 
 def make_report(config: ReportConfig, console: Console | None = None) -> Path:
-    """Writes the report of ``report.experiment`` and gives the path of its index.html.
+    """Writes the report of ``report.experiment`` and gives the absolute path of its index.html.
 
     The folder ``report.folder/report.name`` gets ``index.html``, ``figures/*.png`` and ``*.svg``, and ``data/*.csv``.
     The same runs give the same bytes.
@@ -61,7 +61,7 @@ def make_report(config: ReportConfig, console: Console | None = None) -> Path:
             console.print(
                 f"not averaged in: {others} run{'s' if others > 1 else ''} that did not complete (see the page)"
             )
-    return index
+    return index.absolute()
 
 
 def _page(experiment: str, runs: Sequence[Run], found: Sequence[Section], parts: Sequence[Part]) -> Page:
