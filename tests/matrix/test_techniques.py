@@ -291,6 +291,6 @@ PENDING = {
 
 @pytest.mark.parametrize("comm", COMMS)
 @pytest.mark.parametrize("sizes", SIZES, ids=["2 ranks", "3 ranks"])
-@pytest.mark.parametrize("name", [pytest.param(name, marks=PENDING[name] if name in PENDING else []) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=PENDING.get(name, [])) for name in CASES])
 def test_equals_one_process(name: str, sizes: list[int], comm: str) -> None:
     assert_equals_one_process(CASES[name], comm, sizes)
