@@ -17,7 +17,7 @@ def here(tmp_path, monkeypatch):
 def test_the_report_s_path_is_printed_and_nothing_else_is_left_behind(store, here, capfd):
     assert cli.main(["report", "report.experiment=one", f"tracking.uri={store}", "report.name=a"]) == 0
     out, err = capfd.readouterr()
-    assert out.splitlines()[-1] == "report: reports/a/index.html"
+    assert out.splitlines()[-1] == f"report: {here.resolve() / 'reports' / 'a' / 'index.html'}"
     assert err == ""
     assert [path.name for path in here.iterdir()] == ["reports"]
     assert sorted(path.name for path in (here / "reports" / "a").iterdir()) == ["data", "figures", "index.html"]
