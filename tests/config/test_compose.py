@@ -44,7 +44,9 @@ def test_every_choice_composes_and_passes_the_checks(choice):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_composes_and_passes_the_checks(name):
-    check_train(compose("train", [f"experiment={name}"]))
+    config = compose("train", [f"experiment={name}"])
+    check_train(config)
+    assert config.tracking.experiment == name  # by which a report finds its runs
 
 
 def test_every_comm_is_a_choice():

@@ -12,7 +12,7 @@ MISTAKES = [
     # unknown names
     (["model=lenett"], ["model=lenett", "did you mean lenet?", "alexnet, alexnet_22k, cifar10_quick"]),
     (["cluster="], ["cluster=", "cluster is local"]),
-    (["experiment=lenet"], ["did you mean lenet_mnist?"]),
+    (["experiment=lenet_mnits"], ["did you mean lenet_mnist?"]),
     (["modell=lenet"], ["modell: there is no such key", "did you mean model?"]),
     (["trainer.epoch=3"], ["trainer.epoch: there is no such key", "did you mean trainer.epochs?"]),
     (["+trainer.foo=1"], ["trainer.foo: there is no such key"]),
