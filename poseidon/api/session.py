@@ -133,6 +133,9 @@ class Session:
     def undistribute(self, model: nn.Module) -> None:
         """Take every hook off `model`: it is plain again."""
         entry = self._entry(model)
+        if isinstance(entry.sync, Engine):
+            entry.sync.buffers.fetch()
+            entry.sync.buffers.leave()
         if entry.sync is not None:
             entry.sync.undo()
         self._models.remove(entry)

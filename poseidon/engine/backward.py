@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.autograd.function as autograd_function
 import torch.autograd.graph as autograd_graph
 from torch.nn.utils import stateless
@@ -52,8 +53,10 @@ def nested() -> bool:
     return False
 
 
-def functional() -> bool:
-    """Is this forward pass one of ``torch.func.functional_call``, with other tensors in the parameters' places?"""
+def borrowed() -> bool:
+    """Does this forward pass have other tensors in its parameters' places: ``torch.func.functional_call``, export?"""
+    if torch._C._len_torch_dispatch_stack():  # tracing on fake tensors
+        return True
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _FUNCTIONAL:

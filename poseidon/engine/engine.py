@@ -20,7 +20,7 @@ from torch.autograd import Variable
 from torch.utils import _pytree
 from torch.utils.hooks import RemovableHandle
 
-from poseidon.engine.backward import Hook, functional, nested
+from poseidon.engine.backward import Hook, borrowed, nested
 from poseidon.engine.broadcast import TAG_TENSORS, broadcast
 from poseidon.engine.buffers import Buffers
 from poseidon.engine.capture import Record, self_test
@@ -98,6 +98,7 @@ class Engine:
     def _read_model(self) -> None:
         """Hooks the model's parameters as they are now, under a plan by PS."""
         self._known = fingerprint(self._model)
+        self._present = {key for key, _ in self._known}
         self._params, self._infos = trainable(self._model)
         self._by_id = {id(p): i for i, p in enumerate(self._params)}
         self._records: dict[int, Record] = {}
@@ -109,18 +110,23 @@ class Engine:
         self._new_round()
 
     def _notice_changes(self) -> bool:
-        """Parameters may have been frozen, unfrozen or replaced since the last forward pass: then all ranks agree
-        anew. Collective if there are any, as the user's code is the same everywhere.
+        """Parameters may have been unfrozen or replaced since the last forward pass: then all ranks agree anew.
+        Collective if there are any, as the user's code is the same everywhere.
 
         Returns:
             False if it is a call with borrowed parameters, none of them ours: its rows are not this step's.
         """
+        if torch._C._are_functorch_transforms_active():
+            return False
         known = fingerprint(self._model)
         if known == self._known:
             return True
-        if functional():
+        if borrowed():
             return any(key in self._by_id for key, _ in known)
-        replaced = not {key for key, _ in known} <= {key for key, _ in self._known}
+        self._known = known
+        replaced = {key for key, _ in known} != self._present
+        if not replaced and all(key in self._by_id for key, trains in known if trains):
+            return True  # frozen for a while: unused until it is trained again
         self.undo()
         exchange, index = self._exchange, self._index
         rows = manifest(self._model, vars(self.options), self._optimizers)
@@ -410,3 +416,6 @@ def _refuse(model: nn.Module) -> None:
             )
         if p.requires_grad and not p.is_leaf:
             raise UserError(f"parameter {name} is not a leaf of the graph: detach it before distribute()")
+    for name, buffer in model.named_buffers():
+        if isinstance(buffer, nn.parameter.UninitializedBuffer):
+            raise UserError(f"buffer {name} has no shape yet (a lazy module): run one forward pass before distribute()")

@@ -126,9 +126,10 @@ def test_all_is_frozen_first() -> None:
 def test_a_change_on_one_rank_only_is_named() -> None:
     def body(session: Session) -> str:
         model = net()
+        model[:4].requires_grad_(False)  # type: ignore[index]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         session.distribute(model, optimizer)
-        model.requires_grad_(False)
+        model[2].requires_grad_(True)  # type: ignore[index]
         if session.rank:
             model[0].requires_grad_(True)  # type: ignore[index]
         with pytest.raises(UserError) as raised:

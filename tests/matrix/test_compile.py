@@ -133,10 +133,7 @@ def copies(model: nn.Module, x: torch.Tensor) -> Any:
     return copy.deepcopy(model)
 
 
-PENDING = pytest.mark.xfail(reason="export lends parameters, which the engine takes for replaced ones", strict=True)
-
-
-@pytest.mark.parametrize("make", [traces, pytest.param(exports, marks=PENDING), copies])
+@pytest.mark.parametrize("make", [traces, exports, copies])
 def test_what_is_made_of_a_distributed_model_is_the_plain_one(make: Any) -> None:
     """And training goes on."""
     torch.manual_seed(0)
