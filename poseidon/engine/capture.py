@@ -22,40 +22,40 @@ from torch.nn import functional as F
 
 Tensor = torch.Tensor
 
-_ATTRIBUTE = "_poseidon_record"
+ATTRIBUTE = "_poseidon_record"
 
 
 class Record:
-    """Factors of one weight in the current backward passes.
+    """What the uses of one weight recorded in the current backward passes, instead of a gradient.
 
     Attributes:
-        factors: (u [k, M], v [k, N]) per use, in the order of the backward pass.
+        factors: one entry per use, in the order of the backward pass.
         active: False: the layer computes natively.
-        copy: called as copy(u, v) at capture; what it returns is kept (v may be the user's own batch, which
-            may be overwritten as soon as backward is over).
     """
 
     def __init__(self, weight: nn.Parameter) -> None:
         self.weight = weight
-        self.factors: list[tuple[Tensor, Tensor]] = []
+        self.factors: list[Any] = []
         self.active = True
         self._node: tuple[Any, Any] | None = None
         self.handle = weight.register_hook(self._merge)
 
+    def spend(self, grad: Tensor | None) -> Tensor | None:
+        """`grad` with all that is recorded in it, which is recorded no longer."""
+        raise NotImplementedError
+
     def _merge(self, grad: Tensor | None) -> Tensor | None:
         """Tensor hook of the weight: all uses are summed. A dense part takes the factors in."""
-        if grad is None or not self.factors:
-            return None
-        factors, self.factors = self.factors, []
-        for u, v in factors:
-            grad = grad + product(u, v, grad.dtype)
-        return grad
+        return None if grad is None or not self.factors else self.spend(grad)
 
     def usable(self, weight: object) -> bool:
-        """May this forward record? A user's own hook on the weight must see a real gradient: then it may not."""
+        """May this forward record?"""
+        return self.active and self.may_record(weight)
+
+    def may_record(self, weight: object) -> bool:
+        """A user's own hook on the weight must see a real gradient: then it may not."""
         return (
-            self.active
-            and weight is self.weight
+            weight is self.weight
             and self.weight.requires_grad
             and len(self.weight._backward_hooks or ()) == 1
             and len(self.weight._post_accumulate_grad_hooks or ()) <= 1
@@ -67,6 +67,19 @@ class Record:
         if self._node is None or self._node[0] != key:
             self._node = (key, get_gradient_edge(self.weight).node)
         return self._node[1]
+
+
+class Factors(Record):
+    """Of linear layers: (u [k, M], v [k, N]) per use."""
+
+    factors: list[tuple[Tensor, Tensor]]
+
+    def spend(self, grad: Tensor | None) -> Tensor | None:
+        factors, self.factors = self.factors, []
+        for u, v in factors:
+            part = product(u, v, self.weight.dtype if grad is None else grad.dtype)
+            grad = part if grad is None else grad + part  # not in place: it may be another's too
+        return grad
 
 
 def product(u: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
@@ -105,7 +118,7 @@ class _FactorLinear(torch.autograd.Function):
             if b is not None and ctx.needs_input_grad[2]:
                 gb = u.sum(0).to(b.dtype)
             if ctx.needs_input_grad[1]:
-                mode = _mode(ctx.record)
+                mode = backward_mode(ctx.record)
                 if mode == "factors":
                     ctx.record.factors.append((u.detach(), v.detach()))
                 elif mode == "dense":
@@ -118,7 +131,7 @@ def _autocast_device(x: Tensor) -> str:
     return "cpu" if x.is_meta else x.device.type
 
 
-def _mode(record: Record) -> str:
+def backward_mode(record: Record) -> str:
     """What this backward pass wants of the weight: its factors, a real gradient, or nothing."""
     if torch.is_grad_enabled():  # create_graph: somebody will differentiate the gradient
         return "dense"
@@ -132,17 +145,8 @@ class _Linear(nn.Linear):
     """What an engine turns a plain ``nn.Linear`` into; copies and pickles are plain again."""
 
     def forward(self, x: Tensor) -> Tensor:
-        record: Record | None = self.__dict__.get(_ATTRIBUTE)
-        if (
-            record is None
-            or not record.usable(self._parameters.get("weight"))
-            or not torch.is_grad_enabled()
-            or type(x) not in (Tensor, nn.Parameter)
-            or torch.compiler.is_compiling()
-            or torch.jit.is_tracing()
-            or torch._C._are_functorch_transforms_active()
-            or fwad._current_level >= 0
-        ):
+        record = recorder(self, x)
+        if record is None:
             return F.linear(x, self.weight, self.bias)
         result: Tensor = _FactorLinear.apply(x, self.weight, self.bias, record)
         return result
@@ -151,13 +155,34 @@ class _Linear(nn.Linear):
         return "Linear"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        parts = list(super().__reduce_ex__(protocol))
-        state = {k: v for k, v in parts[2].items() if k != _ATTRIBUTE}
-        return (_new_linear, (), state, *parts[3:])
+        return plain(nn.Linear, super().__reduce_ex__(protocol))
 
 
-def _new_linear() -> nn.Linear:
-    return object.__new__(nn.Linear)
+def recorder(module: nn.Module, *inputs: object) -> Any:
+    """Where this forward of a layer records; None where it has to compute natively."""
+    record: Record | None = module.__dict__.get(ATTRIBUTE)
+    if (
+        record is None
+        or not record.usable(module._parameters.get("weight"))
+        or not torch.is_grad_enabled()
+        or any(type(x) not in (Tensor, nn.Parameter) for x in inputs)
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or fwad._current_level >= 0
+    ):
+        return None
+    return record
+
+
+def plain(kind: type[nn.Module], parts: Any) -> Any:
+    """What a layer's copy or pickle is made of: `parts` of ``__reduce_ex__``, but of a plain layer of that kind."""
+    state = {k: v for k, v in parts[2].items() if k != ATTRIBUTE}
+    return (_new, (kind,), state, *parts[3:])
+
+
+def _new(kind: type[nn.Module]) -> nn.Module:
+    return object.__new__(kind)
 
 
 def can_capture(module: nn.Module) -> bool:
@@ -166,14 +191,15 @@ def can_capture(module: nn.Module) -> bool:
     return type(module) is nn.Linear and type(weight) is nn.Parameter and weight.dim() == 2 and weight.is_contiguous()
 
 
-def attach(module: nn.Linear, record: Record) -> Callable[[], None]:
-    """Let `module` record into `record`; the returned call undoes it."""
-    module.__class__ = _Linear
-    module.__dict__[_ATTRIBUTE] = record
+def attach(module: nn.Module, record: Record, kind: type[nn.Module] = _Linear) -> Callable[[], None]:
+    """Let `module` record into `record` as a `kind`; the returned call undoes it."""
+    before = type(module)
+    module.__class__ = kind
+    module.__dict__[ATTRIBUTE] = record
 
     def detach() -> None:
-        module.__dict__.pop(_ATTRIBUTE, None)
-        module.__class__ = nn.Linear
+        module.__dict__.pop(ATTRIBUTE, None)
+        module.__class__ = before
         record.handle.remove()
 
     return detach

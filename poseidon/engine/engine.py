@@ -24,6 +24,7 @@ from poseidon.engine.backward import Hook, borrowed, nested
 from poseidon.engine.broadcast import TAG_TENSORS, broadcast
 from poseidon.engine.buffers import Buffers
 from poseidon.engine.capture import Record, self_test
+from poseidon.engine.embedding import refuse
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.forwards import Forward, leading_rows
 from poseidon.engine.gradients import Gradients
@@ -32,7 +33,7 @@ from poseidon.engine.start import TAG_PLAN, TAG_SEEN, agree, manifest
 from poseidon.engine.state import share_state
 from poseidon.engine.syncers import Syncers
 from poseidon.errors import PoseidonError, UserError
-from poseidon.planning import Decision, FactorSize, build_book, decide
+from poseidon.planning import Decision, FactorSize, build_book, compulsory, decide
 
 log = logging.getLogger("poseidon")
 
@@ -105,7 +106,7 @@ class Engine:
         self.decision = Decision({}, {})
         self.buffers = Buffers(self._model, self._exchange, self._index)
         self._capture()
-        self._install(self.plan_version, {})
+        self._install(self.plan_version, compulsory(self._infos))
         self._hook(self._optimizers)
         self._new_round()
 
@@ -138,12 +139,12 @@ class Engine:
         return True
 
     def _capture(self) -> None:
-        if self.options.comm == "ps":
-            return
-        if not self_test():
+        capable = self_test()
+        refuse(self._model, capable)
+        if not capable:
             log.warning("this torch's autograd behaves otherwise than factor capture needs: all layers go dense (PS)")
             return
-        self._records, undo = record_factors(self._model, self._params)
+        self._records, undo = record_factors(self._model, self._params, linear=self.options.comm != "ps")
         self._undo += undo
 
     def _install(self, version: int, schemes: dict[str, Any]) -> None:
@@ -161,7 +162,7 @@ class Engine:
         self._syncers: Syncers = Syncers(self._exchange, self._index, version, self.book, dtypes, options.kv_bytes)
         self._gradients = Gradients(self.book, self._params, self._records)
         for index, record in self._records.items():
-            record.active = self.trial or schemes.get(self._infos[index].name) == "sfb"
+            record.active = self.trial or schemes.get(self._infos[index].name, "ps") != "ps"
 
     def _hook(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         handles: list[RemovableHandle] = [
@@ -267,7 +268,11 @@ class Engine:
 
     def _finalize(self, index: int) -> None:
         self._final.add(index)
-        size = self._gradients.settle(index)
+        try:
+            size = self._gradients.settle(index)
+        except UserError as error:
+            self._exchange.fail(error)
+            raise
         if size is not None:
             self._factor_sizes[self._infos[index].name] = size
         unit = self.book.units[self.book.unit_of[index]]
@@ -388,8 +393,8 @@ class Engine:
         """False inside no_sync(): gradients accumulate locally, layers compute natively."""
         self._sync = sync
         for index, record in self._records.items():
-            scheme = self.decision.schemes.get(self._infos[index].name)
-            record.active = sync and (self.trial or scheme == "sfb")
+            scheme = self.decision.schemes.get(self._infos[index].name, "ps")
+            record.active = sync and (self.trial or scheme != "ps")
 
     def sync_buffers(self) -> None:
         """Collective: rank 0's buffers (batch-norm statistics) everywhere."""

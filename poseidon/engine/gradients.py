@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from poseidon.engine.capture import Record, product
+from poseidon.engine.capture import Factors, Record
+from poseidon.engine.embedding import not_counted
+from poseidon.engine.rows import Rows, as_sparse
 from poseidon.planning import Book, FactorSize, Unit
-from poseidon.schemes import Contribution, reconstruct, storage_order
+from poseidon.schemes import Contribution, Touched, combine, reconstruct, storage_order
 
 
 class Gradients:
@@ -27,6 +29,7 @@ class Gradients:
         self._records = records
         self._staging: dict[int, torch.Tensor] = {}
         self._factors: dict[tuple[int, int], torch.Tensor] = {}
+        self._rows: dict[int, Touched | torch.Tensor | None] = {}  # settled, but not sent
         for unit in book.units:
             if unit.merged:
                 self._staging[unit.index] = torch.zeros(unit.numel, dtype=params[unit.params[0]].dtype)
@@ -36,37 +39,68 @@ class Gradients:
 
         Returns:
             The factors' size if they alone make up the gradient.
+
+        Raises:
+            UserError: scale_grad_by_freq on a weight whose gradient does not come from lookups alone.
         """
         record = self._records.get(index)
-        if record is None or not record.factors:
+        if isinstance(record, Rows):
+            return self._settle_rows(index, record)
+        if not isinstance(record, Factors) or not record.factors:
             return None
         p = self._params[index]
         size = FactorSize(sum(u.shape[0] for u, _ in record.factors), record.factors[0][0].itemsize)
         # zero_grad(set_to_none=False) leaves zeros: nothing that the factors do not say.
         pure = p.grad is None or not bool(p.grad.any())
-        if pure and self._book.units[self._book.unit_of[index]].scheme == "sfb":
+        if pure and self._scheme(index) == "sfb":
             return size
-        factors, record.factors = record.factors, []
-        for u, v in factors:
-            part = product(u, v, p.dtype)
-            if p.grad is None:
-                p.grad = part
-            elif p.grad.requires_grad:  # create_graph
-                p.grad = p.grad + part
-            else:
-                p.grad.add_(part)  # in place, as autograd does: it may be a view of a user's flat buffer
+        part = record.spend(None)
+        assert part is not None
+        if p.grad is None:
+            p.grad = part
+        elif p.grad.requires_grad:  # create_graph
+            p.grad = p.grad + part
+        else:
+            p.grad.add_(part)  # in place, as autograd does: it may be a view of a user's flat buffer
         return size if pure else None
+
+    def _settle_rows(self, index: int, record: Rows) -> FactorSize | None:
+        """An embedding; its size is that of all rows that are not zero, wherever they come from."""
+        p, info = self._params[index], self._book.params[index]
+        if record.counted and record.mixed:
+            raise not_counted(info.layer, info.name)
+        by_rows = self._scheme(index) == "rows"
+        if not by_rows and not record.active:  # as decided: nothing was recorded, or before the decision
+            if record.factors:
+                _write(p, record.gather(p.grad))
+            return None
+        found = record.gather(p.grad)
+        if by_rows:
+            self._rows[index] = found
+        else:
+            _write(p, found)
+        if isinstance(found, torch.Tensor):
+            return None
+        return FactorSize(0 if found is None else found.indices.numel(), p.itemsize)
+
+    def _scheme(self, index: int) -> str:
+        return self._book.units[self._book.unit_of[index]].scheme
 
     def contribution(self, unit: Unit, round_: int, rows: int) -> Contribution:
         if unit.merged:
             return self._merged(unit, rows)
         index = unit.params[0]
+        if unit.scheme == "rows":
+            found = self._rows.pop(index)
+            if isinstance(found, Touched):
+                return Contribution(rows, touched=found)
+            return Contribution(rows, dense=None if found is None else found.view(-1))
         record = self._records.get(index)
-        if record is not None and record.factors:
+        if isinstance(record, Factors) and record.factors:
             return self._factored(unit, record, round_, rows)
         return Contribution(rows, dense=self._flat_grad(self._params[index]))
 
-    def _factored(self, unit: Unit, record: Record, round_: int, rows: int) -> Contribution:
+    def _factored(self, unit: Unit, record: Factors, round_: int, rows: int) -> Contribution:
         """u and v, each [k, ...] of all uses, copied side by side: u's rows first, then v's."""
         factors, record.factors = record.factors, []
         k = sum(u.shape[0] for u, _ in factors)
@@ -124,8 +158,11 @@ class Gradients:
         if unit.scheme == "sfb":
             p = self._params[unit.params[0]]
             self._assign(p, reconstruct(result, p.shape, p.dtype))
+        elif unit.scheme == "rows":
+            p = self._params[unit.params[0]]
+            _write(p, combine(result, p.shape, p.dtype))
         elif not unit.merged:
-            self._assign(self._params[unit.params[0]], result)
+            self._assign(self._params[unit.params[0]], result, self._sparse(unit.params[0]))
         elif result is not None:
             self._split(unit, result)
         else:
@@ -139,9 +176,16 @@ class Gradients:
             p = self._params[index]
             values = staging[offset : offset + p.numel()]
             offset += p.numel()
-            self._assign(p, values.clone() if flag and p.grad is None else values if flag else None)
+            self._assign(
+                p, values.clone() if flag and p.grad is None else values if flag else None, self._sparse(index)
+            )
 
-    def _assign(self, p: nn.Parameter, flat: torch.Tensor | None) -> None:
+    def _sparse(self, index: int) -> bool:
+        """Are gradients sparse where nothing says otherwise?"""
+        record = self._records.get(index)
+        return isinstance(record, Rows) and record.sparse
+
+    def _assign(self, p: nn.Parameter, flat: torch.Tensor | None, sparse: bool = False) -> None:
         """`flat` is in the order of the parameter's memory; memory that is ``p.grad`` already stays."""
         if flat is None:
             p.grad = None
@@ -149,7 +193,7 @@ class Gradients:
         grad = p.grad
         value = _shaped(flat, p)
         if grad is None:
-            p.grad = value
+            p.grad = value.to_sparse(1) if sparse else value
         elif grad.layout != torch.strided:
             p.grad = value.to_sparse(grad.sparse_dim())
         elif grad.data_ptr() != flat.data_ptr() or grad.numel() == 0:
@@ -163,3 +207,19 @@ def _shaped(flat: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
     if p.is_contiguous() or storage_order(p.detach()) is None:
         return flat.view(p.shape)
     return torch.as_strided(flat, p.shape, p.stride(), flat.storage_offset())
+
+
+@torch.no_grad()
+def _write(p: nn.Parameter, result: Touched | torch.Tensor | None) -> None:
+    """An embedding's gradient to ``p.grad``, whose memory stays where it is strided and stays so."""
+    grad = p.grad if p.grad is not None and p.grad.layout == torch.strided else None
+    if result is None:
+        p.grad = None
+    elif isinstance(result, Touched) and not result.strided:
+        p.grad = as_sparse(result, p.shape)
+    elif isinstance(result, Touched):
+        grad = torch.zeros_like(p) if grad is None else grad.zero_()
+        grad[result.indices] = result.values
+        p.grad = grad
+    else:
+        p.grad = result if grad is None else grad.copy_(result)

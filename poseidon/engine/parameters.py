@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.utils import _pytree
 
-from poseidon.engine.capture import Record, attach, can_capture, self_test
+from poseidon.engine.capture import Factors, Record, attach, can_capture, self_test
+from poseidon.engine.embedding import attach_rows, can_record_rows
+from poseidon.engine.rows import Rows
 from poseidon.planning import FactorSize, Param
 
 
@@ -23,16 +25,46 @@ def trainable(model: nn.Module) -> tuple[list[nn.Parameter], list[Param]]:
         for p in module._parameters.values():
             if p is not None:
                 owners.setdefault(id(p), (path, module))
+    linear, embeddings = _layers(model)
+    counted = {key for key, modules in embeddings.items() if any(module.scale_grad_by_freq for module in modules)}
     params, infos = [], []
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
         path, module = owners[id(p)]
-        factors = can_capture(module) and module._parameters.get("weight") is p
-        kind = type(module).__name__
+        factors: Literal["rows", "linear"] | None = (
+            "rows" if id(p) in embeddings else "linear" if id(p) in linear else None
+        )
         params.append(p)
-        infos.append(Param(name, path, kind, tuple(p.shape), str(p.dtype), p.dtype.itemsize, factors))
+        infos.append(
+            Param(
+                name,
+                path,
+                type(module).__name__,
+                tuple(p.shape),
+                str(p.dtype),
+                p.dtype.itemsize,
+                factors,
+                id(p) in counted,
+            )
+        )
     return params, infos
+
+
+def _layers(model: nn.Module) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
+    """By id of the weight, the plain Linear layers and the embeddings that have it.
+
+    A weight of both (a tied head) counts as the embedding's: its rows may have to be divided by how often they were
+    looked up, and what the head adds is a dense gradient to them.
+    """
+    linear: dict[int, list[Any]] = {}
+    embeddings: dict[int, list[Any]] = {}
+    for module in model.modules():
+        if can_capture(module):
+            linear.setdefault(id(module.weight), []).append(module)
+        elif can_record_rows(module):
+            embeddings.setdefault(id(module.weight), []).append(module)
+    return {key: modules for key, modules in linear.items() if key not in embeddings}, embeddings
 
 
 def fingerprint(model: nn.Module) -> list[tuple[int, bool]]:
@@ -49,9 +81,9 @@ def fingerprint(model: nn.Module) -> list[tuple[int, bool]]:
 
 
 def record_factors(
-    model: nn.Module, params: Sequence[nn.Parameter]
+    model: nn.Module, params: Sequence[nn.Parameter], *, linear: bool = True
 ) -> tuple[dict[int, Record], list[Callable[[], None]]]:
-    """Let every plain Linear layer record its factors.
+    """Let every plain embedding record its rows, and if `linear`, every plain Linear layer its factors.
 
     Returns:
         (record by index of the weight in ``params``, calls that undo it)
@@ -59,20 +91,24 @@ def record_factors(
     indices = {id(p): index for index, p in enumerate(params)}
     records: dict[int, Record] = {}
     undo = []
-    for module in model.modules():
-        index = indices.get(id(module._parameters.get("weight")))
-        if index is None or not can_capture(module):
-            continue
-        if index not in records:
-            records[index] = Record(params[index])
-        undo.append(attach(module, records[index]))  # type: ignore[arg-type]
+    linears, embeddings = _layers(model)
+    for key, modules in embeddings.items():
+        if key in indices:
+            rows = records[indices[key]] = Rows(params[indices[key]])
+            undo += [attach_rows(module, rows) for module in modules]
+    for key, modules in linears.items() if linear else ():
+        if key in indices:
+            factors = records[indices[key]] = Factors(params[indices[key]])
+            undo += [attach(module, factors) for module in modules]
     return records, undo
 
 
 def observe(model: nn.Module, forward: Callable[[], Any]) -> dict[str, FactorSize]:
     """The factors that one backward pass gives, by name of the weight: what iteration 0 would tell the planner.
 
-    Works on the meta device, where it costs neither memory nor arithmetic. Leaves the model as it was.
+    Works on the meta device, where it costs neither memory nor arithmetic. Leaves the model as it was. Of an embedding
+    it tells the most rows that can be touched, min(indices looked up, rows of the weight): inputs of a trial have no
+    values, or none that mean anything; the engine counts different ones.
 
     Args:
         forward: runs the model once, with grad; all tensors in what it returns go into the gradient.
@@ -90,7 +126,7 @@ def observe(model: nn.Module, forward: Callable[[], Any]) -> dict[str, FactorSiz
             if outputs:
                 torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
         return {
-            infos[index].name: FactorSize(sum(u.shape[0] for u, _ in record.factors), record.factors[0][0].itemsize)
+            infos[index].name: _size(record)
             for index, record in records.items()
             if record.factors and params[index].grad is None
         }
@@ -99,6 +135,12 @@ def observe(model: nn.Module, forward: Callable[[], Any]) -> dict[str, FactorSiz
             detach()
         for p, grad in zip(params, kept, strict=True):
             p.grad = grad
+
+
+def _size(record: Record) -> FactorSize:
+    if isinstance(record, Rows):
+        return FactorSize(min(record.looked_up, record.weight.shape[0]), record.weight.itemsize)
+    return FactorSize(sum(u.shape[0] for u, _ in record.factors), record.factors[0][0].itemsize)
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:

@@ -37,7 +37,7 @@ def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
     for row in plan_rows:
         # A layer is named after its weight's scheme; its bias is always small and goes by PS.
         layer = row["layer"] or "(root)"
-        if row["scheme"] == "sfb" or layer not in schemes:
+        if row["scheme"] != "ps" or layer not in schemes:
             schemes[layer] = row["scheme"]
     return {
         "schemes": schemes,

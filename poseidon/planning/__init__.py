@@ -1,7 +1,7 @@
 """The information book, the cost model and the choice of scheme. Pure: no sockets, no torch."""
 
-from poseidon.planning.book import Book, FactorSize, KVPair, Param, Unit, build_book
-from poseidon.planning.choice import Decision, decide, describe
+from poseidon.planning.book import Book, Factors, FactorSize, KVPair, Param, Unit, build_book
+from poseidon.planning.choice import Decision, compulsory, decide, describe
 from poseidon.planning.cost import Scheme, best_scheme
 from poseidon.planning.totals import LayerRow, by_layer, totals
 
@@ -9,6 +9,7 @@ __all__ = [
     "Book",
     "Decision",
     "FactorSize",
+    "Factors",
     "KVPair",
     "LayerRow",
     "Param",
@@ -17,6 +18,7 @@ __all__ = [
     "best_scheme",
     "build_book",
     "by_layer",
+    "compulsory",
     "decide",
     "describe",
     "totals",

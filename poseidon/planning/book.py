@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from poseidon.planning.cost import Scheme
 
@@ -21,9 +21,15 @@ from poseidon.planning.cost import Scheme
 #: would otherwise wait for that layer's computation.
 CLOSE_FACTOR = 4
 
+#: What a weight's gradient may be made of: factors of a linear layer, or an embedding's touched rows.
+Factors = Literal["linear", "rows"]
+#: An index has 4 bytes where that is enough.
+SMALL_INDEX = 1 << 31
+
 
 class FactorSize(NamedTuple):
-    """Rows K of a layer's factors on one worker, and the bytes of one element of them."""
+    """Rows K of a layer's factors on one worker (of an embedding: different rows that were touched), and the bytes
+    of one element of them."""
 
     rows: int
     itemsize: int
@@ -31,7 +37,13 @@ class FactorSize(NamedTuple):
 
 @dataclass(frozen=True)
 class Param:
-    """One trainable tensor. `factors` marks the weight (M x N) of a layer that can travel as sufficient factors."""
+    """One trainable tensor.
+
+    Attributes:
+        factors: of the weight (M x N) of a layer that can travel otherwise than whole: as what.
+        counted: an embedding's gradient is divided by how often each row was looked up anywhere
+            (scale_grad_by_freq): it has to travel as rows, with their counts.
+    """
 
     name: str
     layer: str
@@ -39,7 +51,8 @@ class Param:
     shape: tuple[int, ...]
     dtype: str
     itemsize: int  # bytes
-    factors: bool = False
+    factors: Factors | None = None
+    counted: bool = False
 
     @property
     def numel(self) -> int:
@@ -48,6 +61,12 @@ class Param:
     @property
     def nbytes(self) -> int:
         return self.numel * self.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """One row of an embedding as it travels: with its index, and its count and use."""
+        index = 4 if self.shape[0] < SMALL_INDEX else 8
+        return self.shape[1] * self.itemsize + index + (8 if self.counted else 0)
 
 
 @dataclass(frozen=True)
@@ -71,6 +90,7 @@ class Unit:
     numel: int  # elements, flags included
     itemsize: int  # bytes
     pairs: tuple[KVPair, ...] = ()
+    shape: tuple[int, ...] = ()  # of what goes otherwise than by PS
 
     @property
     def nbytes(self) -> int:
@@ -85,15 +105,16 @@ class Book:
     unit_of: tuple[int, ...]  # parameter index -> unit index
 
     def planned_bytes(self, rank: int, factors: Mapping[str, FactorSize]) -> float:
-        """Payload bytes that `rank` sends per iteration; `factors` by name of the SFB weight."""
+        """Payload bytes that `rank` sends per iteration, if each sees the rows that `factors` tells, by name of the
+        weight that does not go by PS."""
         return sum(self.unit_bytes(unit, rank, factors) for unit in self.units)
 
     def unit_bytes(self, unit: Unit, rank: int, factors: Mapping[str, FactorSize]) -> float:
         others = self.world_size - 1
-        if unit.scheme == "sfb":
+        if unit.scheme != "ps":
             param = self.params[unit.params[0]]
             k, itemsize = factors[param.name]
-            return others * k * sum(param.shape) * itemsize
+            return others * k * (param.row_bytes if unit.scheme == "rows" else sum(param.shape) * itemsize)
         own = sum(pair.length for pair in unit.pairs if pair.server == rank)
         return (unit.numel - own + others * own) * unit.itemsize
 
@@ -122,7 +143,8 @@ def build_book(
         merged = len(members) > 1
         numel = sum(params[i].numel for i in members) + (len(members) if merged else 0)
         pairs = _cut(numel, first.itemsize, load, kv_bytes, merge_bytes) if scheme == "ps" else ()
-        units.append(Unit(index, tuple(members), scheme, merged, numel, first.itemsize, pairs))
+        shape = first.shape if scheme != "ps" else ()
+        units.append(Unit(index, tuple(members), scheme, merged, numel, first.itemsize, pairs, shape))
         for i in members:
             unit_of[i] = index
     return Book(tuple(params), tuple(units), world_size, tuple(unit_of))
@@ -148,7 +170,7 @@ def _group(params: Sequence[Param], merge_bytes: int, schemes: Mapping[str, Sche
             for dtype in list(open_units):
                 close(dtype)
         last_layer = param.layer
-        if param.nbytes >= merge_bytes or schemes.get(param.name) == "sfb":
+        if param.nbytes >= merge_bytes or schemes.get(param.name, "ps") != "ps":
             groups.append([i])
             continue
         open_units.setdefault(param.dtype, []).append(i)

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from poseidon.planning.book import Book, FactorSize, Param
-from poseidon.planning.cost import Scheme, adam_floats, best_scheme, block_floats, ps_floats, sfb_floats
+from poseidon.planning.cost import (
+    Scheme,
+    adam_floats,
+    best_of_embedding,
+    best_scheme,
+    block_floats,
+    ps_floats,
+    rows_floats,
+    sfb_floats,
+)
 
 
 @dataclass(frozen=True)
@@ -15,7 +24,7 @@ class Decision:
     """What rank 0 tells the others.
 
     Attributes:
-        schemes: scheme per parameter that can travel as factors; all others go by PS.
+        schemes: scheme per parameter that can travel as factors or rows; all others go by PS.
         factors: size of its factors per such parameter (rows: the mean over ranks, rounded up).
     """
 
@@ -24,41 +33,57 @@ class Decision:
 
 
 def decide(comm: str, params: Sequence[Param], seen_by_rank: Sequence[Mapping[str, FactorSize]]) -> Decision:
-    """Choose the scheme of every factorable weight.
+    """Choose the scheme of every weight that can travel otherwise than whole.
+
+    An embedding goes as rows where that moves fewer floats, whatever the comm.
 
     Args:
         comm: ``ps``, ``sfb`` or ``hybrid`` (the papers' rule).
         seen_by_rank: per rank, the factors of each weight whose gradient was, on that rank in iteration 0,
             purely their product. A weight missing on any rank (also used elsewhere, accumulated, unused) has
-            no factors to send there and goes by PS.
+            no factors to send there and goes by PS. An embedding that was not used has 0 rows.
     """
     world_size = len(seen_by_rank)
-    schemes: dict[str, Scheme] = {}
+    schemes = compulsory(params)
     factors: dict[str, FactorSize] = {}
     for param in params:
-        if not param.factors or any(param.name not in seen for seen in seen_by_rank):
-            continue
-        sizes = [seen[param.name] for seen in seen_by_rank]
+        sizes = [seen[param.name] for seen in seen_by_rank if param.name in seen]
         k = -(-sum(size.rows for size in sizes) // world_size)
-        factors[param.name] = FactorSize(k, max(size.itemsize for size in sizes))
-        m, n = param.shape
-        if comm == "sfb":
-            schemes[param.name] = "sfb"
-        elif comm == "hybrid":
-            schemes[param.name] = best_scheme(m, n, k, world_size, world_size)
-        else:
-            schemes[param.name] = "ps"
+        if not param.counted and (not param.factors or len(sizes) < world_size or (param.factors == "rows" and not k)):
+            continue
+        factors[param.name] = FactorSize(k, max((size.itemsize for size in sizes), default=param.itemsize))
+        if not param.counted:
+            schemes[param.name] = _choose(comm, param, k, world_size)
     return Decision(schemes, factors)
 
 
+def compulsory(params: Sequence[Param]) -> dict[str, Scheme]:
+    """The schemes that are no choice, whatever was seen."""
+    return {param.name: "rows" for param in params if param.counted}
+
+
+def _choose(comm: str, param: Param, k: int, world_size: int) -> Scheme:
+    m, n = param.shape
+    if param.factors == "rows":
+        return best_of_embedding(m, n, k, world_size, world_size)
+    if comm == "hybrid":
+        return best_scheme(m, n, k, world_size, world_size)
+    return "sfb" if comm == "sfb" else "ps"
+
+
 def describe(book: Book, factors: Mapping[str, FactorSize], rank: int) -> list[dict[str, Any]]:
-    """One row per parameter, in the model's order: what travels how, in floats per node (both directions)."""
+    """One row per parameter, in the model's order: what travels how, in floats per node (both directions).
+
+    "rows" is K: the factor's rows of a linear layer, or the different rows of an embedding that were touched; the
+    mean over ranks, rounded up.
+    """
     result: list[dict[str, Any]] = []
     for index, param in enumerate(book.params):
         unit = book.units[book.unit_of[index]]
         k = factors[param.name].rows if param.name in factors else None
         m, n = param.shape if param.factors else (param.numel, 1)
         p = book.world_size
+        linear = k if param.factors == "linear" else None
         result.append(
             {
                 "layer": param.layer,
@@ -68,9 +93,10 @@ def describe(book: Book, factors: Mapping[str, FactorSize], rank: int) -> list[d
                 "rows": k,
                 "scheme": unit.scheme,
                 "floats_ps": ps_floats(m, n, p, p),
-                "floats_sfb": sfb_floats(m, n, k, p) if k else None,
-                "floats_adam": adam_floats(m, n, k, p) if k else None,
-                "floats_block": block_floats(m, n, k, p) if k else None,
+                "floats_sfb": sfb_floats(m, n, linear, p) if linear else None,
+                "floats_rows": rows_floats(n, k, p) if k is not None and param.factors == "rows" else None,
+                "floats_adam": adam_floats(m, n, linear, p) if linear else None,
+                "floats_block": block_floats(m, n, linear, p) if linear else None,
                 "unit": unit.index,
                 "merged": unit.merged,
                 "servers": sorted({pair.server for pair in unit.pairs}),

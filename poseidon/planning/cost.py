@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Scheme = Literal["ps", "sfb"]
+Scheme = Literal["ps", "sfb", "rows"]
 
 
 def ps_floats(m: int, n: int, workers: int, servers: int) -> float:
@@ -52,6 +52,12 @@ def block_floats(m: int, n: int, rows: int, workers: int) -> float:
     return 2 * (workers - 1) * (rows * (long / workers + short) + m * n / workers)
 
 
+def rows_floats(n: int, rows: int, workers: int) -> float:
+    """Floats at a worker that broadcasts and receives the touched rows of an embedding of N columns; `rows`: different
+    ones on each worker. A row's index counts as one float."""
+    return 2 * rows * (workers - 1) * (n + 1)
+
+
 def best_scheme(m: int, n: int, rows: int, workers: int, servers: int) -> Scheme:
     """The papers' rule for a fully connected layer (P17, algorithm 1): SFB when it moves no more floats than PS.
 
@@ -60,3 +66,10 @@ def best_scheme(m: int, n: int, rows: int, workers: int, servers: int) -> Scheme
     if rows < 1 or workers < 2:
         return "ps"
     return "sfb" if sfb_floats(m, n, rows, workers) <= ps_floats(m, n, workers, servers) else "ps"
+
+
+def best_of_embedding(m: int, n: int, rows: int, workers: int, servers: int) -> Scheme:
+    """Of an embedding of M rows, of which `rows` are touched: as rows when that moves no more floats than PS."""
+    if rows < 1 or workers < 2:
+        return "ps"
+    return "rows" if rows_floats(n, rows, workers) <= ps_floats(m, n, workers, servers) else "ps"

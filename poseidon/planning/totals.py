@@ -8,8 +8,8 @@ from typing import Any
 
 from poseidon.planning.cost import adam_floats, adam_worker_floats
 
-#: Ways that all linear layers could go, in the order of the columns; the rest goes by PS.
-WAYS = ("ps", "sfb", "adam", "block")
+#: Ways that all linear layers could go ("rows": all embeddings), in the order of the columns; the rest goes by PS.
+WAYS = ("ps", "sfb", "rows", "adam", "block")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class LayerRow:
     Attributes:
         params: of the layer's parameters, the names.
         shape: of its weight; M x N for a linear layer. [] for a row of several tensors.
-        rows: K, the rows that it sees on one node and iteration; None where factors are no choice.
+        rows: K, the rows that it sees on one node and iteration, of an embedding: different ones that are touched;
+            None where neither factors nor rows are a choice.
         floats: per node and iteration, both directions, by :data:`WAYS`; None where a way is no choice.
             Of "adam", at the node that owns the layer.
     """
@@ -34,7 +35,12 @@ class LayerRow:
 
     @property
     def factors(self) -> bool:
-        return self.rows is not None
+        """Is it a linear layer that may travel as factors?"""
+        return self.rows is not None and not self.embedding
+
+    @property
+    def embedding(self) -> bool:
+        return self.floats["rows"] is not None
 
 
 def by_layer(rows: Sequence[Mapping[str, Any]]) -> list[LayerRow]:

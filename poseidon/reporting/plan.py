@@ -14,7 +14,7 @@ from poseidon.planning.totals import WAYS, LayerRow
 if TYPE_CHECKING:
     from rich.table import Table
 
-_HEADINGS = {"ps": "PS", "sfb": "SFB", "adam": "Adam", "block": "block"}
+_HEADINGS = {"ps": "PS", "sfb": "SFB", "rows": "rows", "adam": "Adam", "block": "block"}
 _FLOAT = 4  # bytes
 
 
@@ -77,6 +77,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 "params": list(row.params),
                 "shape": list(row.shape),
                 "rows": row.rows,
+                "rows_at_most": row.embedding,
                 **{f"floats_{way}": row.floats[way] for way in WAYS},
                 "scheme": plan.scheme(row),
             }
@@ -98,9 +99,10 @@ def _csv(plan: Plan) -> str:
 
 
 def table(plan: Plan) -> Table:
-    """A row per layer, and totals per node."""
+    """A row per layer, and totals per node; of an embedding, K is the most rows that can be touched."""
     from rich.table import Table
 
+    ways = [way for way in WAYS if way != "rows" or _has_embeddings(plan)]
     rule = f", comm.rule={plan.rule}" if plan.rule else ""
     result = Table(
         title=f"{plan.model}: {plan.parameters:,} parameters, {plan.nodes} nodes, {plan.batch_size} rows per node, "
@@ -110,16 +112,17 @@ def table(plan: Plan) -> Table:
     )
     for heading in ("layer", "type", "shape"):
         result.add_column(heading)
-    for heading in ("K", *_HEADINGS.values()):
+    for heading in ("K", *(_HEADINGS[way] for way in ways)):
         result.add_column(heading, justify="right")
     result.add_column("scheme")
     for row in plan.rows:
-        costs = [_millions(row.floats[way]) for way in WAYS]
+        costs = [_millions(row.floats[way]) for way in ways]
         shape = " x ".join(map(str, row.shape))
-        result.add_row(row.layer, row.type, shape, str(row.rows or "-"), *costs, plan.scheme(row))
+        k = f"{'<= ' if row.embedding else ''}{row.rows}" if row.rows else "-"
+        result.add_row(row.layer, row.type, shape, k, *costs, plan.scheme(row))
     result.add_section()
     chosen = plan.totals["chosen"]
-    all_ways = [plan.totals[way] for way in WAYS]
+    all_ways = [plan.totals[way] for way in ways]
     result.add_row("all layers, one way *", "", "", "", *map(_millions, all_ways), _millions(chosen))
     result.add_row("in GB (fp32)", "", "", "", *map(_gigabytes, all_ways), _gigabytes(chosen))
     return result
@@ -129,11 +132,18 @@ def conclusion(plan: Plan) -> list[str]:
     """What the table leaves to say."""
     sent, all_ps = plan.bytes_sent_per_node, plan.totals["ps"]
     share = f", {plan.totals['chosen'] / all_ps:.3g} of what all-PS takes" if all_ps else ""
-    return [
+    lines = [
         f"comm={plan.comm}: the busiest node sends {_significant(sent / 1e6)} MB per iteration{share}",
         "* layers with K that way, the rest by PS; last column: as chosen. Adam: the node that moves most; PS, SFB,",
         "  block: every node. K: rows that a layer sees per node and iteration; without K, PS is the only way",
     ]
+    if _has_embeddings(plan):
+        lines.append("  rows: embeddings send the rows that were looked up, at most K; all else by PS")
+    return lines
+
+
+def _has_embeddings(plan: Plan) -> bool:
+    return any(row.embedding for row in plan.rows)
 
 
 def _millions(floats: float | None) -> str:

@@ -1,9 +1,11 @@
-"""How one layer's gradient is made global: ps, sfb."""
+"""How one layer's gradient is made global: ps, sfb, rows."""
 
 from poseidon.planning import Unit
-from poseidon.schemes.base import Context, Contribution, Scheme
+from poseidon.schemes.average import accumulator_dtype
+from poseidon.schemes.base import Context, Contribution, Scheme, Touched
 from poseidon.schemes.memory import raw, storage_order
 from poseidon.schemes.ps import PS
+from poseidon.schemes.rows import Rows, combine, merge
 from poseidon.schemes.sfb import SFB, reconstruct
 
 __all__ = [
@@ -11,8 +13,13 @@ __all__ = [
     "SFB",
     "Context",
     "Contribution",
+    "Rows",
     "Scheme",
+    "Touched",
+    "accumulator_dtype",
+    "combine",
     "make_scheme",
+    "merge",
     "raw",
     "reconstruct",
     "storage_order",
@@ -20,4 +27,5 @@ __all__ = [
 
 
 def make_scheme(unit: Unit, context: Context) -> Scheme:
-    return SFB(unit, context) if unit.scheme == "sfb" else PS(unit, context)
+    kinds: dict[str, type[PS | SFB | Rows]] = {"ps": PS, "sfb": SFB, "rows": Rows}
+    return kinds[unit.scheme](unit, context)

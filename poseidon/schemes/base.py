@@ -17,20 +17,42 @@ from poseidon.transport import Header
 
 
 @dataclass(frozen=True)
+class Touched:
+    """The rows of a V x D gradient that are not zero.
+
+    Attributes:
+        indices: [k] int64; distinct among rows without counts, and among those of one use.
+        values: [k, D], in the weight's type.
+        counts: [k] int64, or None: how often the index was looked up in this use on this rank, where the sum over all
+            ranks is to be divided by the sum of that (scale_grad_by_freq); 0: not to be divided.
+        uses: [k] int64, or None: which of this round's uses of the weight that was, where there are counts.
+        strided: the gradient is a strided tensor; else a sparse one (sparse=True).
+    """
+
+    indices: torch.Tensor
+    values: torch.Tensor
+    counts: torch.Tensor | None = None
+    uses: torch.Tensor | None = None
+    strided: bool = True
+
+
+@dataclass(frozen=True)
 class Contribution:
     """What one rank adds in one round.
 
     Attributes:
         rows: n_r, this rank's rows in the step (its weight in the average).
         dense: [unit.numel] flattened gradient, or None.
-        factors: [k * (M + N)] u (k x M), then v (k x N), flattened, or None. Neither: no gradient here.
+        factors: [k * (M + N)] u (k x M), then v (k x N), flattened, or None.
         k: rows of the factors.
+        touched: an embedding's rows, or None. None of the three: no gradient here.
     """
 
     rows: int
     dense: torch.Tensor | None = None
     factors: torch.Tensor | None = None
     k: int = 0
+    touched: Touched | None = None
 
 
 @dataclass(frozen=True)

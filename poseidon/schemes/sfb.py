@@ -1,8 +1,4 @@
-"""SFB: sufficient factors go from every worker to every other, who multiply them out (P15, section 4.2; P17, 3.2).
-
-What is not a product of factors on some rank in some round (a weight used elsewhere too, or not at all)
-goes the same way as a dense gradient, or as the word that there is none: routes are fixed, payloads are not.
-"""
+"""SFB: sufficient factors go from every worker to every other, who multiply them out (P15, section 4.2; P17, 3.2)."""
 
 from __future__ import annotations
 
@@ -10,10 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from poseidon.planning import Unit
 from poseidon.schemes.average import accumulator_dtype
-from poseidon.schemes.base import Context, Contribution
-from poseidon.schemes.memory import from_bytes, raw
+from poseidon.schemes.base import Contribution
+from poseidon.schemes.broadcast import Broadcast, Message, as_type, dense_copy, weights
 from poseidon.transport import Header, Kind
 
 #: A factor's element type, by the number that stands in its header's `pair`: under autocast factors are
@@ -28,91 +23,31 @@ _DTYPES = (
 )
 
 
-class SFB:
-    """One weight's factors, to and from every peer."""
+class SFB(Broadcast):
+    """One weight's factors."""
 
-    def __init__(self, unit: Unit, context: Context) -> None:
-        self.unit = unit
-        self._context = context
-        self._round = 0
-        # A peer may be one round ahead.
-        self._rounds: dict[int, dict[int, Contribution]] = {}
-        self._partial: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
+    name, what = "SFB", "factors"
 
-    def contribute(self, round_: int, contribution: Contribution) -> None:
-        """Broadcast. `factors` must stay as they are for two rounds, `dense` until the end of this one."""
-        context = self._context
-        self._round = round_
-        kind, tensor = Kind.NONE, None
-        if contribution.factors is not None:
-            kind, tensor = Kind.FACTORS, contribution.factors
-        elif contribution.dense is not None:
-            # Copied: the result is written to where this gradient lies, while it may still be on its way.
-            kind, tensor = Kind.DENSE, contribution.dense.clone()
-        dtype = _DTYPES.index(tensor.dtype) if tensor is not None else 0
-        header = Header(
-            kind,
-            context.rank,
-            context.model,
-            context.plan,
-            round_,
-            self.unit.index,
-            dtype,
-            contribution.rows,
-            contribution.k,
-        )
-        data = memoryview(b"") if tensor is None else raw(tensor)
-        for offset in range(0, max(1, data.nbytes), context.piece_bytes):
-            piece = data[offset : offset + context.piece_bytes]
-            for step in range(1, context.world_size):
-                peer = (context.rank + step) % context.world_size
-                context.send(peer, header._replace(offset=offset, total=data.nbytes), piece)
-        self._add(round_, context.rank, contribution)
+    def pack(self, contribution: Contribution) -> Message:
+        factors = contribution.factors
+        if factors is not None:
+            return Message(Kind.FACTORS, factors, _DTYPES.index(factors.dtype), contribution.k)
+        dense = dense_copy(contribution)
+        return Message(Kind.NONE) if dense is None else Message(Kind.DENSE, dense)
 
-    def on_message(self, header: Header, payload: memoryview) -> None:
-        if header.kind is Kind.NONE:
-            self._add(header.round, header.rank, Contribution(header.rows))
-            return
-        data = self._assemble(header, payload)
-        if data is None:
-            return
-        tensor = data.view(_DTYPES[header.pair])
-        if header.kind is Kind.FACTORS:
-            contribution = Contribution(header.rows, factors=tensor, k=header.k)
-        elif header.kind is Kind.DENSE:
-            contribution = Contribution(header.rows, dense=tensor)
-        else:
-            raise RuntimeError(f"{header.kind.name} for unit {self.unit.index}, which goes by SFB")
-        self._add(header.round, header.rank, contribution)
+    def size(self, header: Header) -> int:
+        if header.kind is Kind.DENSE:
+            return self.unit.nbytes
+        if header.kind is not Kind.FACTORS:
+            raise self.not_mine(header)
+        if header.pair >= len(_DTYPES):
+            raise RuntimeError(f"factors of unknown type {header.pair} for unit {self.unit.index}")
+        return header.k * sum(self.unit.shape) * _DTYPES[header.pair].itemsize
 
-    def waits_for(self) -> list[tuple[str, int]]:
-        got = self._rounds.get(self._round)
-        if got is None:  # complete, or not begun
-            return []
-        return [("factors", rank) for rank in range(self._context.world_size) if rank not in got]
-
-    def _assemble(self, header: Header, payload: memoryview) -> torch.Tensor | None:
-        """The whole transfer as bytes, once all its pieces are here."""
-        if header.length == header.total:
-            return from_bytes(payload, _DTYPES[header.pair]).view(torch.uint8)
-        key = (header.round, header.rank)
-        buffer, got = self._partial.get(key) or (torch.empty(header.total, dtype=torch.uint8), 0)
-        buffer[header.offset : header.offset + header.length].copy_(torch.frombuffer(payload, dtype=torch.uint8))
-        got += header.length
-        if got == header.total:
-            self._partial.pop(key, None)
-            return buffer
-        self._partial[key] = (buffer, got)
-        return None
-
-    def _add(self, round_: int, rank: int, contribution: Contribution) -> None:
-        got = self._rounds.setdefault(round_, {})
-        if rank in got:
-            raise RuntimeError(f"rank {rank} contributed twice to one round")
-        got[rank] = contribution
-        if len(got) == self._context.world_size:
-            del self._rounds[round_]
-            self._context.done(self.unit.index, [got[r] for r in range(self._context.world_size)])
+    def unpack(self, header: Header, data: torch.Tensor) -> Contribution:
+        if header.kind is Kind.DENSE:
+            return Contribution(header.rows, dense=as_type(data, self._context.dtype))
+        return Contribution(header.rows, factors=as_type(data, _DTYPES[header.pair]), k=header.k)
 
 
 def reconstruct(contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype) -> torch.Tensor | None:
@@ -120,12 +55,10 @@ def reconstruct(contributions: Sequence[Contribution], shape: torch.Size, dtype:
 
     One multiplication of the concatenated factors, then dense parts: the same operations on the same bytes
     on every rank, hence the same bits. Factors narrower than `dtype` (autocast) are multiplied as they are,
-    as one process under autocast would. A rank without rows contributes nothing, whatever it sent.
+    as one process under autocast would.
     """
     m, n = shape
-    rows = [c.rows for c in contributions]
-    equal = len(set(rows)) == 1
-    weighted = [(c, 1 / len(rows) if equal else c.rows / sum(rows)) for c in contributions if c.rows]
+    weighted = [(c, w) for c, w in zip(contributions, weights(list(contributions)), strict=True) if w]
     factored = [(c, w) for c, w in weighted if c.factors is not None]
     dense = [(c.dense.view(m, n), w) for c, w in weighted if c.dense is not None]
     if not factored and not dense:

@@ -2,8 +2,11 @@
 
 The model is built and run once on PyTorch's meta device, which has shapes but neither memory nor arithmetic, with
 the engine's own capture of factors: K is what each layer really sees (batch x positions), and a weight that the
-engine would find tied or re-parametrised is found so here. Alternatives were a table of layers per known model
-(blind to users' models) and a real iteration (minutes and gigabytes for VGG19).
+engine would find tied or re-parametrised is found so here. Indices have no values there: an embedding's K is the most
+rows that can be touched, min(tokens, rows of its weight), where the engine counts different ones, so that a real run
+sends no more than planned for it, and may take rows where the plan says PS.
+Alternatives were a table of layers per known model (blind to users' models) and a real iteration (minutes and
+gigabytes for VGG19).
 """
 
 from __future__ import annotations
@@ -66,10 +69,11 @@ def _survey(config: TrainConfig) -> tuple[list[Param], dict[str, FactorSize]]:
         infos, seen = _observe(config, "cpu")
     if not infos:
         raise UserError(f"model: {_target(config)} has no parameter to train")
+    linear = {info.name for info in infos if info.factors == "linear"}
     if config.trainer.accumulate > 1:  # the gradient of several backward passes is no product of factors
-        seen = {}
+        seen = {name: size for name, size in seen.items() if name not in linear}
     if config.trainer.precision is Precision.bf16:
-        seen = {name: FactorSize(size.rows, 2) for name, size in seen.items()}
+        seen |= {name: FactorSize(size.rows, 2) for name, size in seen.items() if name in linear}
     return infos, seen
 
 

@@ -18,7 +18,7 @@ def models(draw) -> list[Param]:
     for index in range(draw(st.integers(1, 12))):
         dtype = draw(st.sampled_from(list(SIZES)))
         m, n = draw(st.integers(0, 300)), draw(st.integers(1, 300))
-        factors = draw(st.booleans())
+        factors = draw(st.sampled_from(["linear", None]))
         params.append(Param(f"l{index}.weight", f"l{index}", "Linear", (m, n), dtype, SIZES[dtype], factors))
         if draw(st.booleans()):
             params.append(Param(f"l{index}.bias", f"l{index}", "Linear", (m,), dtype, SIZES[dtype]))
@@ -113,7 +113,7 @@ def test_few_pieces_go_to_the_least_loaded_shards():
 
 
 def linear(name: str, m: int, n: int) -> Param:
-    return Param(f"{name}.weight", name, "Linear", (m, n), "torch.float32", 4, True)
+    return Param(f"{name}.weight", name, "Linear", (m, n), "torch.float32", 4, "linear")
 
 
 def test_decide():

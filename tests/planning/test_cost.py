@@ -86,7 +86,9 @@ def vgg19() -> list[Param]:
     params = []
 
     def layer(name: str, kind: str, shape: tuple[int, ...]) -> None:
-        params.append(Param(f"{name}.weight", name, kind, shape, "torch.float32", 4, kind == "Linear"))
+        params.append(
+            Param(f"{name}.weight", name, kind, shape, "torch.float32", 4, "linear" if kind == "Linear" else None)
+        )
         params.append(Param(f"{name}.bias", name, kind, shape[:1], "torch.float32", 4))
 
     channels = 3

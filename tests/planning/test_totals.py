@@ -39,13 +39,13 @@ def test_a_layer_is_a_row_and_biases_of_linear_layers_share_one():
     assert rows[0].floats["ps"] == ps_floats(64 * 3 * 9 + 64, 1, 8, 8)
     assert rows[-4].params == ("fc6.weight",)
     assert (rows[-4].shape, rows[-4].rows, rows[-4].scheme) == ((4096, 25088), 32, "sfb")
-    assert rows[-1].floats == {"ps": ps_floats(9192, 1, 8, 8), "sfb": None, "adam": None, "block": None}
+    assert rows[-1].floats == {"ps": ps_floats(9192, 1, 8, 8), "sfb": None, "rows": None, "adam": None, "block": None}
 
 
 def test_alexnet_layer_by_layer():
     """P = 8, K = 256: fc6 and fc7 by factors, fc8 not."""
     params = [
-        Param(f"fc{i}.weight", f"fc{i}", "Linear", shape, "torch.float32", 4, True)
+        Param(f"fc{i}.weight", f"fc{i}", "Linear", shape, "torch.float32", 4, "linear")
         for i, shape in ((6, (4096, 9216)), (7, (4096, 4096)), (8, (1000, 4096)))
     ]
     rows = plan(params, 8, 256)

@@ -19,7 +19,7 @@ M, N = 6, 5
 
 
 def one_unit(world: int, scheme: str, kv_bytes: int):
-    param = Param("w", "l", "Linear", (M, N), "torch.float32", 4, True)
+    param = Param("w", "l", "Linear", (M, N), "torch.float32", 4, "linear")
     return build_book([param], world, kv_bytes=kv_bytes, merge_bytes=16, schemes={"w": scheme})
 
 
