@@ -17,7 +17,7 @@ from torch import nn
 from poseidon.api import rendezvous
 from poseidon.api.ddp import DDP
 from poseidon.api.env import JobEnv, read_env
-from poseidon.engine import Engine, Exchange, Options, digest, report
+from poseidon.engine import Engine, Exchange, Options, digest, join, report
 from poseidon.errors import UserError
 from poseidon.transport import MAX_PAYLOAD, Endpoint
 
@@ -161,6 +161,23 @@ class Session:
                 engine.set_sync(False)
                 stack.callback(engine.set_sync, True)
             yield
+
+    @contextlib.contextmanager
+    def join(self) -> Iterator[None]:
+        """Around a training loop in which ranks make different numbers of steps (uneven shares of the data).
+
+        A rank that leaves the block goes along with the others' synchronisations, with no rows of its own, until all
+        have left it: their averages are over the ranks that still train. Then all have the weights, buffers and
+        optimizer state of the rank that made most steps. No other collective call may stand inside the block.
+
+        Raises:
+            UserError: a model goes by comm="ddp" (PyTorch has ``torch.distributed.algorithms.Join`` for it).
+        """
+        if any(isinstance(entry.sync, DDP) for entry in self._models):
+            raise UserError("session.join() is for ps, sfb and hybrid; a model of this session goes by comm='ddp'")
+        yield
+        if self._exchange is not None:
+            join(self._exchange, self._engines())
 
     def synchronize(self) -> None:
         """Collective: every rank takes rank 0's buffers (batch-norm statistics).

@@ -76,6 +76,7 @@ class Engine:
         self._said: tuple[int, bool] | None = None  # rows of this step's last round, and were they explicit?
         self._broadcasts = 2  # made so far: each has a tag of its own
         self._sync = True
+        self._absent = False  # has this rank left the training loop, and goes along with the others' rounds only?
         self._warned = False
         self.steps = 0  # optimizer steps begun
         self._stepped = {id(optimizer) for optimizer in optimizers}  # those that stepped since the last round closed
@@ -87,6 +88,7 @@ class Engine:
         broadcast(exchange, index, TAG_TENSORS, state, "initial state")
         share_state(exchange, index, TAG_TENSORS + 1, optimizers)
         self._undo: list[Callable[[], None]] = []
+        self._bell: Callable[[], None] | None = None
         self._read_model()
 
     @property
@@ -160,6 +162,7 @@ class Engine:
         )
         dtypes = [p.dtype for p in self._params]
         self._syncers: Syncers = Syncers(self._exchange, self._index, version, self.book, dtypes, options.kv_bytes)
+        self._syncers.bell = self._bell
         self._gradients = Gradients(self.book, self._params, self._records)
         for index, record in self._records.items():
             record.active = self.trial or schemes.get(self._infos[index].name, "ps") != "ps"
@@ -290,7 +293,8 @@ class Engine:
         if self._round_rows is None:
             rows, explicit = self._step_rows()
             self._said = (rows, explicit)
-            self._round_rows = rows if self.options.rows == "leading" else 1
+            equal = self.options.rows == "equal" and not self._absent
+            self._round_rows = 1 if equal else rows
         return self._round_rows
 
     def _step_rows(self) -> tuple[int, bool]:
@@ -383,6 +387,41 @@ class Engine:
         self.buffers.keep_alive(live)
         self._syncers.close()
         self._install(self.plan_version + 1, dict(self.decision.schemes))
+
+    # --- after this rank's last step ---------------------------------------------------------------------------
+
+    def listen(self, bell: Callable[[], None] | None) -> None:
+        """Call ``bell``, in the endpoint's thread, whenever another rank begins a round."""
+        self._bell = self._syncers.bell = bell
+
+    def go_along(self, known: bool) -> bool:
+        """Take part in the next round without rows, if another rank has begun it (or is ``known`` to have).
+
+        Returns:
+            False if none has.
+        """
+        step = self._syncers.step_elsewhere(self.round)
+        if step is None and not known:
+            return False
+        if step is not None:
+            self.steps = step
+        self._absent, self._explicit_rows = True, 0
+        for p in self._params:
+            p.grad = None
+        self._close()
+        self._absent = False
+        for p in self._params:
+            p.grad = None
+        return True
+
+    def take_over(self, source: int, steps: int) -> None:
+        """Collective: everyone's parameters, buffers and optimizer state are those of rank ``source``."""
+        exchange, index = self._exchange, self._index
+        state = [*self._model.parameters(), *self._model.buffers()]
+        broadcast(exchange, index, self._next_tag(), state, "final state", source)
+        share_state(exchange, index, self._next_tag(), self._optimizers, source)
+        self.steps = steps
+        self._stepped = {id(optimizer) for optimizer in self._optimizers}
 
     # --- what a session offers ---------------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ SECOND_HAND = "pull"
 _RANK = struct.Struct("<H")
 #: Stands in an abort for the lost rank when none is: all made the mistake together.
 NOBODY = 0xFFFF
+#: Mailbox tag of the word that a rank is through with its steps (session.join()).
+TAG_THROUGH = 6
 
 TrafficKey = tuple[int, int, int, Kind, int]
 
@@ -55,6 +57,9 @@ class Receiver(Protocol):
 
     def on_message(self, header: Header, payload: memoryview) -> None: ...
 
+    def on_through(self, rank: int) -> None:
+        """`rank` has made all its steps, and only goes along."""
+
 
 class Exchange:
     """Handler of one endpoint, shared by all models of a session."""
@@ -71,6 +76,8 @@ class Exchange:
         self._early: dict[tuple[int, int], list[tuple[Header, memoryview]]] = defaultdict(list)
         self._mail: dict[tuple[Kind, int, int, int], SimpleQueue[Any]] = {}
         self._asked: dict[int, Callable[[int, int], None]] = {}
+        self.joins = 0  # made so far by this rank
+        self._through: dict[int, int] = {}  # by rank, its join that it is in, or was in last
         self._waiting: set[SimpleQueue[Any]] = set()
         self._byes: Counter[int] = Counter()
         self._left: set[int] = set()
@@ -94,6 +101,11 @@ class Exchange:
             case Kind.ASK:
                 if header.model in self._asked:
                     self._asked[header.model](header.rank, header.round)
+            case Kind.TEXT if header.unit == TAG_THROUGH:
+                self._through[header.rank] = header.k
+                self._box(header.kind, header.model, header.unit, header.rank).put((header, payload))
+                for receiver in self._receivers.values():
+                    receiver.on_through(header.rank)
             case Kind.TEXT | Kind.STATE:
                 self._box(header.kind, header.model, header.unit, header.rank).put((header, payload))
             case _:
@@ -165,6 +177,10 @@ class Exchange:
         self.traffic.sent[key] += length
         self.traffic.messages[key] += 1
         self.endpoint.send(peer, header, payload)
+
+    def through(self) -> list[int]:
+        """Endpoint's thread: the ranks that only go along in the present loop."""
+        return [rank for rank, join in self._through.items() if join == self.joins]
 
     # --- training thread ---------------------------------------------------------------------------------------
 
@@ -277,16 +293,31 @@ class Exchange:
     def ask(self, peer: int, model: int, round_: int) -> None:
         self.endpoint.post(partial(self.endpoint.send, peer, Header(Kind.ASK, self.rank, model, round=round_)))
 
-    def say(self, peer: int, model: int, tag: int, text: str) -> None:
+    def say(self, peer: int, model: int, tag: int, text: str, k: int = 0) -> None:
         """Send a text to a peer's mailbox."""
         data = text.encode()
         self.endpoint.post(
-            lambda: self.endpoint.send(peer, Header(Kind.TEXT, self.rank, model, unit=tag), data, urgent=True)
+            lambda: self.endpoint.send(peer, Header(Kind.TEXT, self.rank, model, unit=tag, k=k), data, urgent=True)
         )
 
     def hear(self, peer: int, model: int, tag: int, what: str) -> str:
         """Wait for a peer's text."""
         return str(self.receive(Kind.TEXT, peer, model, tag, what)[1], "utf-8")
+
+    def collect(self, queue: SimpleQueue[Any], model: int, tag: int) -> None:
+        """From now on all peers' texts under this address come to one queue, as (header, payload)."""
+
+        def install() -> None:
+            for peer in range(self.world_size):
+                key = (Kind.TEXT, model, tag, peer)
+                early = self._mail.get(key)
+                self._mail[key] = queue
+                while early is not None and early is not queue and not early.empty():
+                    item = early.get_nowait()
+                    if isinstance(item, tuple):
+                        queue.put(item)
+
+        self.endpoint.post(install)
 
     def receive(self, kind: Kind, peer: int, model: int, tag: int, what: str) -> tuple[Header, memoryview]:
         queue = self._box(kind, model, tag, peer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -12,7 +13,7 @@ from poseidon.engine.exchange import Exchange
 from poseidon.errors import OutOfStepError
 from poseidon.planning import Book
 from poseidon.schemes import Context, Contribution, make_scheme
-from poseidon.transport import Header
+from poseidon.transport import Header, Kind
 
 
 class Syncers:
@@ -28,6 +29,7 @@ class Syncers:
         piece_bytes: int,
     ) -> None:
         self.book = book
+        self.bell: Callable[[], None] | None = None  # called when a round begins elsewhere
         self._rows: dict[int, dict[int, int]] = {}  # by round: a rank may be a round ahead
         self._round = 0
         self._steps: dict[int, int] = {}  # by round: optimizer steps made before it
@@ -60,6 +62,10 @@ class Syncers:
             self._compare(header.rank, header.step, header.round)
         else:
             self._their_steps.setdefault(header.round, {})[header.rank] = header.step
+            if self.bell is not None:
+                self.bell()
+        if header.kind is Kind.BEGIN:
+            return
         if header.rows:
             self._rows.setdefault(header.round, {})[header.rank] = header.rows
         self._schemes[header.unit].on_message(header, payload)
@@ -77,6 +83,15 @@ class Syncers:
         self._steps = {old: its for old, its in self._steps.items() if old >= round_ - 1} | {round_: step}
         for rank, theirs in self._their_steps.pop(round_, {}).items():
             self._compare(rank, theirs, round_)
+        for rank in self._exchange.through():
+            self.on_through(rank)
+
+    def on_through(self, rank: int) -> None:
+        """A rank that only goes along need not be sent anything of a round, and must know that there is one."""
+        if self._steps:
+            newest = max(self._steps)
+            header = Header(Kind.BEGIN, self._exchange.rank, self._model, self._plan, newest, step=self._steps[newest])
+            self._exchange.endpoint.send(rank, header, None)
 
     def _compare(self, rank: int, theirs: int, round_: int) -> None:
         mine = self._steps[round_]
@@ -99,6 +114,10 @@ class Syncers:
 
         what = f"cannot send unit {unit} in round {round_}"
         self._exchange.endpoint.post(partial(self._exchange.guarded, call, what))
+
+    def step_elsewhere(self, round_: int) -> int | None:
+        """Training thread: optimizer steps that a rank had made which has begun this round; None if none has."""
+        return next(iter(dict(self._their_steps.get(round_, {})).values()), None)
 
     @property
     def rows(self) -> dict[int, int]:

@@ -37,6 +37,7 @@ class Kind(IntEnum):
     DENSE = 11  # worker -> worker: a whole gradient, where factors do not describe it
     NONE = 12  # worker -> worker: no gradient here
     ASK = 13  # for rank 0's buffers
+    BEGIN = 15  # to a rank that is through with its steps: the sender has begun a round
     ROWS = 14  # worker -> worker: an embedding's touched rows: values (k x D), then their indices
 
 
