@@ -174,3 +174,9 @@ def gather(store: Any, job: JobEnv, number: int, value: Any, timeout: float, che
         store.delete_key(f"gather/{number - 2}/{job.rank}")
         store.delete_key(f"read/{number - 2}/{job.rank}")
     return result
+
+
+def peek(store: Any, number: int, rank: int) -> Any:
+    """What `rank` has given to a gather that this rank has not entered; None if nothing."""
+    key = f"gather/{number}/{rank}"
+    return json.loads(store.get(key)) if store.check([key]) else None

@@ -60,6 +60,8 @@ class Session:
         self._job = job
         self._store = store
         self._exchange = Exchange(endpoint, timeout) if endpoint is not None else None
+        if self._exchange is not None and store is not None:
+            self._exchange.elsewhere = self._elsewhere
         self._models: list[_Distributed] = []
         self._distributed_so_far = 0
         self._gathers = 0
@@ -203,7 +205,23 @@ class Session:
             return [value]
         self._gathers += 1
         check = {} if self._exchange is None else {"check": self._exchange.check_for}
-        return rendezvous.gather(self._store, self._job, self._gathers, value, self.timeout, **check)
+        mine = [value, [[engine.round, engine.steps] for engine in self._engines()]]
+        everyone = rendezvous.gather(self._store, self._job, self._gathers, mine, self.timeout, **check)
+        return [theirs for theirs, _ in everyone]
+
+    def _elsewhere(self, rank: int) -> str | None:
+        """While this rank waits for gradients: `rank` has entered a gather() that this one has not, and contributes
+        nothing before all are there."""
+        with contextlib.suppress(dist.DistError):
+            theirs = rendezvous.peek(self._store, self._gathers + 1, rank)
+            for engine, (closed, steps) in zip(self._engines(), theirs[1] if theirs else (), strict=False):
+                if engine.waiting and closed <= engine.round:
+                    return (
+                        f"is in session.gather() (a barrier, an evaluation ...) after {steps} optimizer steps, rank "
+                        f"{self.rank} has made {engine.steps}: every rank must make the same number of backward passes "
+                        f"and steps (or leave by session.join())"
+                    )
+        return None
 
     def barrier(self) -> None:
         self.gather(None)

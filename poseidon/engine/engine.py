@@ -96,6 +96,11 @@ class Engine:
         """Is this a plan by PS, under which the rows of the layers are found out?"""
         return self.plan_version % 2 == 0
 
+    @property
+    def waiting(self) -> bool:
+        """Is a round open, some results of which are not in?"""
+        return self._syncers.pending
+
     # --- set-up ------------------------------------------------------------------------------------------------
 
     def _read_model(self) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from poseidon.errors import PeerLostError, PoseidonError, UserError
+from poseidon.errors import OutOfStepError, PeerLostError, PoseidonError, UserError
 from poseidon.transport import Endpoint, Header, Kind
 
 log = logging.getLogger("poseidon")
@@ -76,6 +76,8 @@ class Exchange:
         self._early: dict[tuple[int, int], list[tuple[Header, memoryview]]] = defaultdict(list)
         self._mail: dict[tuple[Kind, int, int, int], SimpleQueue[Any]] = {}
         self._asked: dict[int, Callable[[int, int], None]] = {}
+        #: tells where else a rank waits for this one, if it does: neither would ever go on
+        self.elsewhere: Callable[[int], str | None] | None = None
         self.joins = 0  # made so far by this rank
         self._through: dict[int, int] = {}  # by rank, its join that it is in, or was in last
         self._waiting: set[SimpleQueue[Any]] = set()
@@ -241,6 +243,7 @@ class Exchange:
             if not queue.empty():
                 continue
             self.check()
+            self._check_elsewhere(waits_for())
             now = time.monotonic()
             if self._left:
                 missing = waits_for()
@@ -251,6 +254,14 @@ class Exchange:
             if now >= warn:
                 log.warning("rank %d: has waited %.0f s for %s", self.rank, now - start, _text(waits_for()))
                 warn = now + WARN_SECONDS
+
+    def _check_elsewhere(self, missing: Sequence[tuple[str, int]]) -> None:
+        for what, rank in missing:
+            where = self.elsewhere(rank) if self.elsewhere is not None else None
+            if where is not None:
+                text = f"rank {self.rank} waits for rank {rank}: {what}, but rank {rank} {where}"
+                self.fail(OutOfStepError(f"ranks are out of step: {text}"))
+                self.check()
 
     def _check_left(self, missing: Sequence[tuple[str, int]]) -> None:
         for what, rank in missing:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from poseidon.api import Session
@@ -195,3 +196,22 @@ def test_a_copy_made_before_is_no_part_of_it() -> None:
         return all(p.grad is not None for p in other.parameters())
 
     assert run_ranks(2, body) == [True, True]
+
+
+@pytest.mark.parametrize("comm", COMMS)
+def test_a_rank_that_waits_in_a_gather_while_another_waits_for_its_gradients(comm: str) -> None:
+    """A step less on one rank, and then an evaluation: neither would ever go on."""
+    store = dist.HashStore()
+
+    def body(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        session._store = store
+        session._exchange.elsewhere = session._elsewhere  # type: ignore[union-attr]
+        for _ in range(3 - session.rank):
+            pass_(model, session.rank)
+            optimizer.step()
+        session.gather(None)
+
+    for error in errors_of(2, body, comm):
+        assert isinstance(error, UserError)
+        assert "ranks are out of step: rank 0 waits for rank 1" in str(error)
+        assert "rank 1 is in session.gather() (a barrier, an evaluation ...) after 2 optimizer steps" in str(error)
