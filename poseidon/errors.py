@@ -29,3 +29,7 @@ class PeerLostError(PoseidonError):
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class ReplicaMismatchError(PoseidonError):
+    """Replicas that must be bit-identical are not; names the first tensor that differs."""

@@ -17,6 +17,7 @@ from torch import nn
 from poseidon.api import rendezvous
 from poseidon.api.ddp import DDP
 from poseidon.api.env import JobEnv, read_env
+from poseidon.api.replicas import compare_replicas
 from poseidon.engine import Engine, Exchange, Options, digest, join, report
 from poseidon.errors import UserError
 from poseidon.transport import MAX_PAYLOAD, Endpoint
@@ -225,6 +226,17 @@ class Session:
 
     def barrier(self) -> None:
         self.gather(None)
+
+    def check(self, model: nn.Module) -> None:
+        """Collective: compares all ranks' parameters and buffers, bit for bit. Call it now and then, off the hot path.
+
+        Raises:
+            ReplicaMismatchError: on every rank, naming the first tensor that differs.
+        """
+        for entry in self._models:
+            if entry.model is model and isinstance(entry.sync, DDP):
+                entry.sync.sync_buffers(model)  # PyTorch's would do so before the next forward pass
+        compare_replicas(self.gather, model)
 
     # --- figures -----------------------------------------------------------------------------------------------
 

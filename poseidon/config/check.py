@@ -24,6 +24,7 @@ _AT_LEAST = {
     "trainer.eval_every": 0,
     "trainer.eval_batch_size": 1,
     "trainer.checkpoint_every": 0,
+    "trainer.check_every": 0,
     "trainer.log_every": 1,
 }
 _POSITIVE = ("comm.timeout", "comm.ddp.bucket_cap_mb", "trainer.epochs", "trainer.clip_norm", "trainer.target_accuracy")

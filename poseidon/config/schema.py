@@ -146,6 +146,7 @@ class TrainerConfig:
     target_accuracy: float | None = None  # stop as soon as an evaluation reaches it (fraction)
     checkpoint_every: int = 0  # iterations; 0: only at the end
     checkpoint: bool = True
+    check_every: int = 0  # iterations between comparisons of the replicas; 0: at the end only
     resume: str | None = None  # a checkpoint file
     log_every: int = 10  # iterations between lines of the metrics file
 

@@ -173,6 +173,9 @@ class Trainer:
             self._evaluate()
         self._step_schedule(ended)
         self._publish_plan()
+        if self._due(self._config.trainer.check_every, self.position.iteration):
+            with self._outcome.clock.paused():
+                self._session.check(self.model)
         if self._due(self._config.trainer.checkpoint_every, self.position.iteration):
             self._checkpoint(f"iteration-{self.position.iteration}.pt")
 

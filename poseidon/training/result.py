@@ -1,24 +1,17 @@
-"""What all ranks measured, put together at the end of a run; replicas are compared here."""
+"""What all ranks measured, put together at the end of a run."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
-from poseidon.errors import PoseidonError
 from poseidon.training.clock import spread
 from poseidon.training.loop import Outcome
 
 if TYPE_CHECKING:
     from poseidon.api import Session
-
-
-class ReplicaMismatchError(PoseidonError):
-    """Replicas that must be bit-identical are not; names the first tensor that differs."""
 
 
 def collect(session: Session, model: nn.Module, outcome: Outcome, rows: int) -> dict[str, Any]:
@@ -81,29 +74,6 @@ def _dense_by_scheme(report: dict[str, Any]) -> dict[str, float]:
             sent[scheme] += directions.get("sent", 0.0)
     total = sum(sent.values())
     return {scheme: dense * share / total for scheme, share in sent.items()} if total else {}
-
-
-def compare_replicas(session: Session, model: nn.Module, digests: list[str]) -> None:
-    """Collective. Raises ReplicaMismatchError on every rank if the digests are not all the same."""
-    if len(set(digests)) == 1:
-        return
-    mine = [[name, _digest(tensor)] for name, tensor in model.state_dict().items()]
-    ranks = session.gather(mine)
-    for column in zip(*ranks, strict=False):
-        odd = [rank for rank, entry in enumerate(column) if entry != column[0]]
-        if odd:
-            raise ReplicaMismatchError(
-                f"replicas differ after training: {column[0][0]} of rank {odd[0]} is not that of rank 0; "
-                "something outside the engine changed it on one rank only, or this is a bug: please report it"
-            )
-    raise ReplicaMismatchError("replicas differ after training, in something that is not in state_dict()")
-
-
-def _digest(tensor: Any) -> str:
-    if not isinstance(tensor, torch.Tensor):
-        return repr(tensor)
-    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(data.numpy().tobytes()).hexdigest()
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -75,7 +75,7 @@ def train(session: Session, spec: Spec) -> dict[str, Any]:
     from poseidon.training import progress
     from poseidon.training.loop import Outputs, Trainer, rows_per_step
     from poseidon.training.parts import assemble
-    from poseidon.training.result import collect, compare_replicas
+    from poseidon.training.result import collect
 
     run_dir = Path(spec.run_dir)
     parts = assemble(spec.config, session.device)
@@ -94,7 +94,7 @@ def train(session: Session, spec: Spec) -> dict[str, Any]:
     if session.rank == 0:
         write_json(run_dir / PLAN, session.report(trainer.model)["plan"])
         write_json(run_dir / RESULT, result)
-    compare_replicas(session, trainer.model, result["replica_digests"])
+    session.check(trainer.model)
     return result
 
 

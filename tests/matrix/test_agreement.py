@@ -215,3 +215,20 @@ def test_a_rank_that_waits_in_a_gather_while_another_waits_for_its_gradients(com
         assert isinstance(error, UserError)
         assert "ranks are out of step: rank 0 waits for rank 1" in str(error)
         assert "rank 1 is in session.gather() (a barrier, an evaluation ...) after 2 optimizer steps" in str(error)
+
+
+def test_replicas_that_differ_are_named_on_every_rank() -> None:
+    store = dist.HashStore()
+
+    def body(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        session._store = store
+        pass_(model, session.rank)
+        optimizer.step()
+        session.check(model)
+        if session.rank:
+            with torch.no_grad():
+                model[2].weight[0, 0] += 1  # type: ignore[index, union-attr]
+        session.check(model)
+
+    for error in errors_of(2, body, "hybrid"):
+        assert "replicas differ: 2.weight of rank 1 is not that of rank 0" in str(error)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from poseidon.api.replicas import compare_replicas
+
 
 class World:
     """``size`` ranks that meet in :meth:`exchange`."""
@@ -102,6 +104,9 @@ class FakeSession:
     def gather(self, value: Any) -> list[Any]:
         self.gathers += 1
         return self.world.exchange(self.rank, value)
+
+    def check(self, model: Any) -> None:
+        compare_replicas(self.gather, model)
 
     def digest(self, model: Any) -> str:
         found = hashlib.sha256()

@@ -12,10 +12,10 @@ from torch.optim import lr_scheduler
 
 from poseidon.api import init
 from poseidon.config.schema import Comm, Precision
-from poseidon.errors import UserError
+from poseidon.errors import ReplicaMismatchError, UserError
 from poseidon.tracking.metrics import MetricsWriter
 from poseidon.training.loop import Outputs, Trainer
-from poseidon.training.result import ReplicaMismatchError, collect, compare_replicas
+from poseidon.training.result import collect
 
 from .conftest import make_config
 from .fakes import FakeSession, World
@@ -252,7 +252,7 @@ def test_result_has_a_figure_per_rank_and_compares_replicas(make_parts):
     def work(session):
         trainer = Trainer(session, make_parts(200), make_config(epochs=1, batch_size=16))
         result = collect(session, trainer.model, trainer.run(), rows=32)
-        compare_replicas(session, trainer.model, result["replica_digests"])
+        session.check(trainer.model)
         json.dumps(result)
         return result
 
@@ -273,7 +273,31 @@ def test_differing_replicas_fail_naming_the_first_tensor(make_parts):
             with torch.no_grad():
                 model[3].weight[0, 0] += 1
                 model[3].bias[0] += 1
-        compare_replicas(session, model, session.gather(session.digest(model)))
+        session.check(model)
 
     with pytest.raises(ReplicaMismatchError, match=r"3\.weight of rank 1"):
+        World(2).run(work)
+
+
+def test_replicas_are_compared_on_the_way(make_parts):
+    def work(session):
+        trainer = Trainer(session, make_parts(200), make_config(epochs=1, batch_size=16, check_every=3))
+        checks = []
+        plain = session.check
+        session.check = lambda model: (checks.append(trainer.position.iteration), plain(model))
+        trainer.run()
+        return checks
+
+    assert World(2).run(work) == [[3, 6]] * 2
+
+
+def test_a_difference_on_the_way_ends_the_run(make_parts):
+    def work(session):
+        trainer = Trainer(session, make_parts(200), make_config(epochs=1, batch_size=16, check_every=3))
+        if session.rank == 1:
+            with torch.no_grad():
+                trainer.model[0].bias[0] += 1
+        trainer.run()
+
+    with pytest.raises(ReplicaMismatchError, match=r"0\.bias of rank 1"):
         World(2).run(work)
