@@ -26,7 +26,7 @@ from poseidon.engine.buffers import Buffers
 from poseidon.engine.capture import Record, self_test
 from poseidon.engine.embedding import refuse
 from poseidon.engine.exchange import Exchange
-from poseidon.engine.forwards import Forward, leading_rows
+from poseidon.engine.forwards import Forward, StepRows, leading_rows
 from poseidon.engine.gradients import Gradients
 from poseidon.engine.parameters import fingerprint, record_factors, trainable
 from poseidon.engine.start import TAG_PLAN, TAG_SEEN, agree, manifest
@@ -71,13 +71,10 @@ class Engine:
         self.stall_seconds = 0.0
         self.decision = Decision({}, {})
         self._model, self._exchange, self._index = model, exchange, index
-        self._explicit_rows: int | None = None
-        self._forwards: list[Forward] = []
-        self._said: tuple[int, bool] | None = None  # rows of this step's last round, and were they explicit?
+        self._step_rows = StepRows(options.rows == "equal")
         self._broadcasts = 2  # made so far: each has a tag of its own
         self._sync = True
         self._absent = False  # has this rank left the training loop, and goes along with the others' rounds only?
-        self._warned = False
         self.steps = 0  # optimizer steps begun
         self._stepped = {id(optimizer) for optimizer in optimizers}  # those that stepped since the last round closed
         self._optimizers = optimizers
@@ -192,7 +189,7 @@ class Engine:
         self._leftover = False
         self._missing = [len(unit.params) for unit in self.book.units]
         self._ready: list[tuple[int, Any]] = []
-        self._round_rows: int | None = None
+        self._step_rows.new_round()
         self._factor_sizes: dict[str, FactorSize] = {}
         self._in_forward = False
         self._forward_rows = 0
@@ -220,7 +217,7 @@ class Engine:
             )
         for record in self._records.values():
             record.factors.clear()
-        self._forwards = [forward for forward in self._forwards if forward.reached != self._task]
+        self._step_rows.drop(self._task)
         self._new_round()
 
     def _before_module(self, module: nn.Module, args: Any) -> None:
@@ -239,7 +236,7 @@ class Engine:
             return
         forward, reach = Forward.begin(self._forward_rows, self._open)
         if counts:
-            self._forwards.append(forward)
+            self._step_rows.forwards.append(forward)
         for t in _pytree.tree_leaves(output):
             if isinstance(t, torch.Tensor) and t.requires_grad:
                 forward.hooked = True
@@ -294,25 +291,8 @@ class Engine:
             self._syncers.contribute(self.round, self.steps, unit.index, contribution)
 
     def _rows(self) -> int:
-        """n_r of this round; fixed when its first unit leaves."""
-        if self._round_rows is None:
-            rows, explicit = self._step_rows()
-            self._said = (rows, explicit)
-            equal = self.options.rows == "equal" and not self._absent
-            self._round_rows = 1 if equal else rows
-        return self._round_rows
-
-    def _step_rows(self) -> tuple[int, bool]:
-        """n_r, and whether session.rows() said so. A step may have several rounds (backward passes): what was
-        said holds for all of them, and a pass without a forward of its own is over the rows of the last one."""
-        if self._explicit_rows is not None:
-            return self._explicit_rows, True
-        seen = sum(forward.rows for forward in self._forwards if forward.alive())
-        if self._said is not None and (self._said[1] or not seen):
-            return self._said
-        if seen or not any(p.grad is not None for p in self._params):
-            return seen, False
-        return 1, False  # gradients without a forward of the root module: nothing tells its rows
+        """n_r of this round."""
+        return self._step_rows.settle(lambda: any(p.grad is not None for p in self._params), absent=self._absent)
 
     def _end(self) -> None:
         """End of the outermost backward pass."""
@@ -320,9 +300,7 @@ class Engine:
         if self._final or self._leftover:
             self._close()
             return
-        for forward in self._forwards:  # an autograd.grad() of something else: no part of the gradient
-            if forward.reached == task:
-                forward.reached = None
+        self._step_rows.unreach(task)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -330,7 +308,7 @@ class Engine:
             self._close()  # no backward pass since its last step: a loss that missed the model
         self._stepped.add(id(optimizer))
         self.steps += 1
-        self._said = None
+        self._step_rows.step_begins()
 
     def _close(self) -> None:
         """Send what has not left, wait for all results, write them to ``p.grad``."""
@@ -345,7 +323,8 @@ class Engine:
             if not self.trial:
                 self.stall_seconds += time.perf_counter() - start
             self._gradients.apply(self.book.units[unit], result)
-        self._warn_uneven()
+        if self._exchange.rank == 0:
+            self._step_rows.warn_uneven(self._syncers.rows)
         self.round += 1
         self.plan_rounds += 1
         if self.trial:
@@ -353,24 +332,9 @@ class Engine:
         else:
             self.planned_rounds += 1
         self.buffers.round_closed()
-        self._explicit_rows = None
-        self._forwards.clear()
+        self._step_rows.round_closed()
         self._new_round()
         self._stepped.clear()
-
-    def _warn_uneven(self) -> None:
-        rows = self._syncers.rows
-        explicit = (self._said is not None and self._said[1]) or self.options.rows == "equal"
-        if self._warned or explicit or self._exchange.rank or len(set(rows.values())) < 2:
-            return
-        self._warned = True
-        counts = ", ".join(f"rank {rank}: {rows[rank]}" for rank in sorted(rows))
-        log.warning(
-            "ranks had different numbers of rows (%s): their gradients are weighted with them. Rows are read off the "
-            "first tensor given to the model, which is wrong for sequence-first input, for means over unpadded "
-            "tokens and for sums: call session.rows(n) before backward(), or distribute(..., rows='equal')",
-            counts,
-        )
 
     def _decide(self) -> None:
         """After a round by PS: rank 0 chooses the schemes from everyone's factors; all adopt them."""
@@ -410,7 +374,7 @@ class Engine:
             return False
         if step is not None:
             self.steps = step
-        self._absent, self._explicit_rows = True, 0
+        self._absent, self._step_rows.explicit = True, 0
         for p in self._params:
             p.grad = None
         self._close()
@@ -431,7 +395,7 @@ class Engine:
     # --- what a session offers ---------------------------------------------------------------------------------
 
     def rows(self, n: int) -> None:
-        self._explicit_rows = n
+        self._step_rows.explicit = n
 
     def set_sync(self, sync: bool) -> None:
         """False inside no_sync(): gradients accumulate locally, layers compute natively."""
