@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -29,12 +29,12 @@ def broadcast(
 @torch.no_grad()
 def give(exchange: Exchange, model: int, tag: int, tensors: Sequence[torch.Tensor], peers: Sequence[int]) -> None:
     """Send copies, as one: training may go on and change the tensors, and another set of them may follow."""
-    messages = []
-    for index, tensor in enumerate(tensors):
-        data = raw(_flat(tensor))
-        for offset in range(0, data.nbytes, _PIECE):
-            header = Header(Kind.STATE, exchange.rank, model, unit=tag, round=index, offset=offset, total=data.nbytes)
-            messages.append((header, bytes(data[offset : offset + _PIECE])))
+    flats = [_flat(tensor) for tensor in tensors]
+    total = sum(flat.nbytes for flat in flats)
+    messages = [
+        (Header(Kind.STATE, exchange.rank, model, unit=tag, offset=index * _PIECE, total=total), piece)
+        for index, piece in enumerate(_pieces(flats))
+    ]
 
     def send() -> None:
         for header, piece in messages:
@@ -44,20 +44,40 @@ def give(exchange: Exchange, model: int, tag: int, tensors: Sequence[torch.Tenso
     exchange.endpoint.post(send)
 
 
+def _pieces(flats: Sequence[torch.Tensor]) -> Iterator[bytes]:
+    """All tensors' bytes, one after the other: thousands of small ones do not cost a message each."""
+    piece = bytearray()
+    for data in map(raw, flats):
+        while data.nbytes:
+            part = data[: _PIECE - len(piece)]
+            piece += part
+            data = data[part.nbytes :]
+            if len(piece) == _PIECE:
+                yield bytes(piece)
+                piece.clear()
+    if piece:
+        yield bytes(piece)
+
+
 @torch.no_grad()
 def take(exchange: Exchange, model: int, tag: int, tensors: Sequence[torch.Tensor], what: str, source: int = 0) -> None:
     """Wait for what ``source`` gives, and write it to ``tensors``."""
-    for index, tensor in enumerate(tensors):
+    got, piece = 0, memoryview(b"")
+    for tensor in tensors:
         flat = _flat(tensor)
         target = raw(flat)
-        got = 0
-        while got < target.nbytes:
-            header, payload = exchange.receive(Kind.STATE, source, model, tag, what)
-            assert header.round == index
-            target[header.offset : header.offset + header.length] = payload.cast("B")
-            got += header.length
+        while target.nbytes:
+            if not piece.nbytes:
+                header, payload = exchange.receive(Kind.STATE, source, model, tag, what)
+                assert header.offset == got
+                piece = payload.cast("B")
+                got += piece.nbytes
+            part = piece[: target.nbytes]
+            target[: part.nbytes] = part
+            target, piece = target[part.nbytes :], piece[part.nbytes :]
         if flat.data_ptr() != tensor.data_ptr() or not tensor.is_cpu:
             tensor.copy_(flat.view_as(tensor))
+    assert not piece.nbytes
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ from poseidon.engine.embedding import refuse
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.forwards import Forward, StepRows, leading_rows
 from poseidon.engine.gradients import Gradients
-from poseidon.engine.parameters import fingerprint, record_factors, trainable
+from poseidon.engine.parameters import fingerprint, record_factors, trainable, whole_is_compiled
 from poseidon.engine.start import TAG_PLAN, TAG_SEEN, agree, manifest
 from poseidon.engine.state import share_state
 from poseidon.engine.syncers import Syncers
@@ -340,6 +340,11 @@ class Engine:
         """After a round by PS: rank 0 chooses the schemes from everyone's factors; all adopt them."""
         exchange, index = self._exchange, self._index
         if exchange.rank == 0:
+            if whole_is_compiled(self._model):
+                log.warning(
+                    "the whole model is compiled: its gradients become final together, after the whole backward pass, so "
+                    "that no communication hides under it; compile it block by block (block.compile()) instead"
+                )
             seen = [self._factor_sizes]
             for peer in range(1, exchange.world_size):
                 theirs = json.loads(exchange.hear(peer, index, TAG_SEEN, "rows of iteration 0"))

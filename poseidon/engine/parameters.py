@@ -67,6 +67,11 @@ def _layers(model: nn.Module) -> tuple[dict[int, list[Any]], dict[int, list[Any]
     return {key: modules for key, modules in linear.items() if key not in embeddings}, embeddings
 
 
+def whole_is_compiled(model: nn.Module) -> bool:
+    """By ``torch.compile(model)`` or ``model.compile()``."""
+    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+
+
 def fingerprint(model: nn.Module) -> list[tuple[int, bool]]:
     """What changes when a parameter is frozen, unfrozen, added, removed or replaced.
 

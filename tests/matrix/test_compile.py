@@ -172,3 +172,23 @@ def test_scripted_once_it_is_plain_again() -> None:
 
     for plain, scripted in run_ranks(2, body):
         torch.testing.assert_close(scripted, plain)
+
+
+@pytest.mark.parametrize(("way", "hints"), [("wrapped", 1), ("in place", 1), ("by block", 0)])
+def test_compiling_by_block_is_hinted_at_once(way: str, hints: int, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    base, x = Net(), torch.randn(5, 6)
+    ways = {"wrapped": wrapped, "in place": in_place, "by block": by_block}
+
+    def body(session: Session) -> None:
+        model = ways[way]("eager")(copy.deepcopy(base))
+        optimizer = sgd(model)
+        session.distribute(model, optimizer)
+        for _ in range(3):
+            with COMPILER:
+                loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+
+    run_ranks(2, body)
+    assert sum("block.compile()" in record.getMessage() for record in caplog.records) == hints
