@@ -44,7 +44,7 @@ def give(exchange: Exchange, model: int, tag: int, tensors: Sequence[torch.Tenso
     exchange.endpoint.post(send)
 
 
-def _pieces(flats: Sequence[torch.Tensor]) -> Iterator[bytes]:
+def _pieces(flats: Sequence[torch.Tensor]) -> Iterator[bytearray]:
     """All tensors' bytes, one after the other: thousands of small ones do not cost a message each."""
     piece = bytearray()
     for data in map(raw, flats):
@@ -53,10 +53,10 @@ def _pieces(flats: Sequence[torch.Tensor]) -> Iterator[bytes]:
             piece += part
             data = data[part.nbytes :]
             if len(piece) == _PIECE:
-                yield bytes(piece)
-                piece.clear()
+                yield piece
+                piece = bytearray()
     if piece:
-        yield bytes(piece)
+        yield piece
 
 
 @torch.no_grad()
