@@ -342,8 +342,8 @@ class Engine:
         if exchange.rank == 0:
             if whole_is_compiled(self._model):
                 log.warning(
-                    "the whole model is compiled: its gradients become final together, after the backward pass, so that "
-                    "no communication hides under it; compile it block by block (block.compile()) instead"
+                    "the whole model is compiled: its gradients become final together, after the backward pass, so "
+                    "that no communication hides under it; compile it block by block (block.compile()) instead"
                 )
             seen = [self._factor_sizes]
             for peer in range(1, exchange.world_size):

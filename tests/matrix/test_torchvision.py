@@ -7,6 +7,7 @@ networks with batch norm, dropout and layers that are skipped at random, all of 
 from __future__ import annotations
 
 import copy
+import os
 import threading
 import time
 from pathlib import Path
@@ -48,6 +49,7 @@ FAMILIES = [
     "swin3d_t",
     "swin_t",
 ]
+LARGE = 25_000_000  # parameters
 #: Torch's generator, which dropout draws from, is one for all threads.
 RANDOM = threading.Lock()
 Grads = list[torch.Tensor | None]
@@ -124,6 +126,9 @@ def test_one_scheme_equals_ddp(name: str, comm: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in zoo.names() if name not in FAMILIES])
 def test_every_other_architecture_equals_ddp(name: str) -> None:
+    """Networks of over 25 M parameters, a quarter of an hour, with POSEIDON_WHOLE_ZOO=1."""
+    if zoo.size(name) > LARGE and os.environ.get("POSEIDON_WHOLE_ZOO") != "1":
+        pytest.skip("over 25 M parameters: POSEIDON_WHOLE_ZOO=1")
     assert_equals_ddp(name, "hybrid")
 
 
