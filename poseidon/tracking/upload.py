@@ -116,7 +116,7 @@ class Upload:
         there = client.get_run(self.run_id).data.params  # a param never changes
         # What comm=single really had, whatever cluster.nodes and trainer.batch_size say.
         had = {key: str(self._summary[key]) for key in ("nodes", "global_batch") if key in self._summary}
-        wanted = {**content.params(self._config), **had}
+        wanted = content.params(self._config) | had
         missing = {key: value for key, value in wanted.items() if key not in there}
         for some in _batches(list(missing.items()), _PARAMS):
             self._log(params=dict(some))
