@@ -43,10 +43,15 @@ def manifest(
         rows.append([f"optimizer {number}", type(optimizer).__name__])
         for index, group in enumerate(optimizer.param_groups):
             where = f"optimizer {number}, group {index}"
-            settings = {key: value for key, value in group.items() if isinstance(value, (int, float, str, tuple))}
-            rows.append([where, ", ".join(f"{key}={settings[key]!r}" for key in sorted(settings))])
+            rows.append([where, _settings(group)])
             rows.append([f"{where}, parameters", " ".join(names.get(id(p), "(another's)") for p in group["params"])])
     return rows
+
+
+def _settings(group: dict[str, Any]) -> str:
+    """A parameter group's numbers and words; rates may be tensors."""
+    plain = {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in sorted(group.items())}
+    return ", ".join(f"{key}={value!r}" for key, value in plain.items() if isinstance(value, (int, float, str, tuple)))
 
 
 def agree(exchange: Exchange, model_index: int, mine: list[list[str]]) -> None:
