@@ -28,7 +28,7 @@ from poseidon.engine.embedding import refuse
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.forwards import Forward, StepRows, leading_rows
 from poseidon.engine.gradients import Gradients
-from poseidon.engine.parameters import fingerprint, record_factors, trainable, whole_is_compiled
+from poseidon.engine.parameters import check_distributable, fingerprint, record_factors, trainable, whole_is_compiled
 from poseidon.engine.start import TAG_PLAN, TAG_SEEN, agree, manifest
 from poseidon.engine.state import share_state
 from poseidon.engine.syncers import Syncers
@@ -64,7 +64,7 @@ class Engine:
         index: int,
         options: Options,
     ) -> None:
-        _refuse(model)
+        check_distributable(model)
         self.options = options
         self.round = 0
         self.planned_rounds = 0  # closed under decided plans
@@ -192,7 +192,7 @@ class Engine:
         self._step_rows.new_round()
         self._factor_sizes: dict[str, FactorSize] = {}
         self._in_forward = False
-        self._forward_rows = 0
+        self._forward_rows: int | None = None
 
     # --- forward -----------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Engine:
         self.buffers.catch_up()
         ours = self._final or not torch.is_grad_enabled() or self._notice_changes()
         self._in_forward = torch.is_grad_enabled() and bool(ours)
-        self._forward_rows = leading_rows(args, kwargs) if self._in_forward else 0
+        self._forward_rows = leading_rows(args, kwargs) if self._in_forward else None
         if module.training:
             self.buffers.begin()
         else:
@@ -422,18 +422,3 @@ class Engine:
         while self._undo:
             self._undo.pop()()
         self._syncers.close()
-
-
-def _refuse(model: nn.Module) -> None:
-    for name, p in model.named_parameters():
-        if p.device.type != "cpu":
-            raise UserError(f"parameter {name} is on {p.device}: ps, sfb and hybrid need the CPU; use comm='ddp'")
-        if isinstance(p, nn.parameter.UninitializedParameter):
-            raise UserError(
-                f"parameter {name} has no shape yet (a lazy module): run one forward pass before distribute()"
-            )
-        if p.requires_grad and not p.is_leaf:
-            raise UserError(f"parameter {name} is not a leaf of the graph: detach it before distribute()")
-    for name, buffer in model.named_buffers():
-        if isinstance(buffer, nn.parameter.UninitializedBuffer):
-            raise UserError(f"buffer {name} has no shape yet (a lazy module): run one forward pass before distribute()")

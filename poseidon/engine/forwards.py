@@ -12,31 +12,31 @@ import torch
 log = logging.getLogger("poseidon")
 
 
-def leading_rows(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """The first dimension of the first tensor argument (the length, if it is a list); 0 without one."""
+def leading_rows(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """The first dimension of the first tensor argument (the length, if it is a list); None without one."""
     first = next((t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor | list)), None)
     if isinstance(first, torch.Tensor):
         return first.shape[0] if first.dim() else 1
-    return 0 if first is None else len(first)
+    return None if first is None else len(first)
 
 
 class Forward:
     """One forward pass with grad enabled.
 
     Attributes:
-        rows: of its input.
+        rows: of its input; None: unknown.
         hooked: it has outputs whose gradient can be watched.
         reached: autograd's id of the backward pass that came through its outputs.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int | None) -> None:
         self.rows = rows
         self.hooked = False
         self.reached: int | None = None
         self._reach: weakref.ref[Reach] | None = None
 
     @classmethod
-    def begin(cls, rows: int, then: Callable[[], None]) -> tuple[Forward, Reach]:
+    def begin(cls, rows: int | None, then: Callable[[], None]) -> tuple[Forward, Reach]:
         """A forward pass, and the hook for its outputs, which calls `then`."""
         forward = cls(rows)
         reach = Reach(forward, then)
@@ -94,11 +94,11 @@ class StepRows:
     def _of_step(self, produced: Callable[[], bool]) -> tuple[int, bool]:
         if self.explicit is not None:
             return self.explicit, True
-        seen = sum(forward.rows for forward in self.forwards if forward.alive())
+        seen = [forward.rows for forward in self.forwards if forward.alive() and forward.rows is not None]
         if self._said is not None and (self._said[1] or not seen):
             return self._said
         if seen or not produced():
-            return seen, False
+            return sum(seen), False
         return 1, False  # gradients without a forward of the root module: nothing tells its rows
 
     def new_round(self) -> None:

@@ -12,6 +12,7 @@ from torch.utils import _pytree
 from poseidon.engine.capture import Factors, Record, attach, can_capture, self_test
 from poseidon.engine.embedding import attach_rows, can_record_rows
 from poseidon.engine.rows import Rows
+from poseidon.errors import UserError
 from poseidon.planning import FactorSize, Param
 
 
@@ -157,3 +158,28 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
         elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, nn.Module)):
             found += [t for value in vars(leaf).values() for t in _pytree.tree_leaves(value) if torch.is_tensor(t)]
     return found
+
+
+def check_distributable(model: nn.Module) -> None:
+    """Refuses what the engine cannot hold.
+
+    Raises:
+        UserError: names the parameter, buffer or layer, and says what to do.
+    """
+    for name, p in model.named_parameters():
+        if p.device.type != "cpu":
+            raise UserError(f"parameter {name} is on {p.device}: ps, sfb and hybrid need the CPU; use comm='ddp'")
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise UserError(
+                f"parameter {name} has no shape yet (a lazy module): run one forward pass before distribute()"
+            )
+        if p.requires_grad and not p.is_leaf:
+            raise UserError(f"parameter {name} is not a leaf of the graph: detach it before distribute()")
+    for name, buffer in model.named_buffers():
+        if isinstance(buffer, nn.parameter.UninitializedBuffer):
+            raise UserError(f"buffer {name} has no shape yet (a lazy module): run one forward pass before distribute()")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise UserError(
+                f"layer {name} is a torch.nn.SyncBatchNorm, which needs CUDA: poseidon.sync_batchnorm(model)"
+            )

@@ -175,7 +175,7 @@ def test_schedules_step_once_per_step(name: str, when: str) -> None:
 # --- ranks that differ -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["no loss", "constant loss", "forward only", "rows(0)"])
+@pytest.mark.parametrize("way", ["no loss", "constant loss", "forward only", "rows(0)", "empty batch"])
 @pytest.mark.parametrize("comm", COMMS)
 def test_a_rank_whose_loss_misses_the_model_contributes_nothing(comm: str, way: str) -> None:
     """The gradient is that of the other ranks' rows; which rank it is changes."""
@@ -187,6 +187,8 @@ def test_a_rank_whose_loss_misses_the_model_contributes_nothing(comm: str, way: 
             model(x)
         elif way == "rows(0)":
             session.rows(0)
+        elif way == "empty batch":
+            model(x[:0]).sum().backward()
 
     def body(session: Session) -> list[Params]:
         model = copy.deepcopy(BASE)
@@ -267,3 +269,14 @@ def test_lazy_modules_that_have_not_are_named(make: Any, name: str) -> None:
     messages = set(run_ranks(2, body))
     assert len(messages) == 1
     assert messages.pop().startswith(name)
+
+
+def test_torchs_synchronised_batch_norm_on_the_cpu_is_named_with_the_remedy() -> None:
+    def body(session: Session) -> str:
+        model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+        with pytest.raises(UserError) as caught:
+            session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        return str(caught.value)
+
+    want = "layer 1 is a torch.nn.SyncBatchNorm, which needs CUDA: call poseidon.sync_batchnorm(model) first"
+    assert set(run_ranks(2, body)) == {want}
