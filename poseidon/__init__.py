@@ -10,15 +10,24 @@ from typing import TYPE_CHECKING, Any
 from poseidon.errors import PeerLostError, PoseidonError, UserError
 
 if TYPE_CHECKING:
-    from poseidon.api import Session, init
+    from poseidon.api import Session, SyncBatchNorm, init, sync_batchnorm
 
 __version__ = "0.1.0"
-__all__ = ["PeerLostError", "PoseidonError", "Session", "UserError", "__version__", "init"]
+__all__ = [
+    "PeerLostError",
+    "PoseidonError",
+    "Session",
+    "SyncBatchNorm",
+    "UserError",
+    "__version__",
+    "init",
+    "sync_batchnorm",
+]
 
 
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import: only who calls the library pays for it, not `poseidon --help`.
-    if name in ("Session", "init"):
+    if name in ("Session", "SyncBatchNorm", "init", "sync_batchnorm"):
         from poseidon import api
 
         return getattr(api, name)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from poseidon.api import rendezvous
+from poseidon.api.batchnorm import SyncBatchNorm
 from poseidon.api.ddp import DDP
 from poseidon.api.env import JobEnv, read_env
 from poseidon.api.replicas import compare_replicas
@@ -174,10 +175,16 @@ class Session:
         optimizer state of the rank that made most steps. No other collective call may stand inside the block.
 
         Raises:
-            UserError: a model goes by comm="ddp" (PyTorch has ``torch.distributed.algorithms.Join`` for it).
+            UserError: a model goes by comm="ddp" (PyTorch has ``torch.distributed.algorithms.Join`` for it), or has
+                synchronised batch-norm.
         """
         if any(isinstance(entry.sync, DDP) for entry in self._models):
             raise UserError("session.join() is for ps, sfb and hybrid; a model of this session goes by comm='ddp'")
+        if any(isinstance(m, SyncBatchNorm) for entry in self._models for m in entry.model.modules()):
+            raise UserError(
+                "session.join() cannot go along with synchronised batch-norm: a rank that has left the loop calls no "
+                "layers; give all ranks the same number of steps"
+            )
         yield
         if self._exchange is not None:
             join(self._exchange, self._engines())
