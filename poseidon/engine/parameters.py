@@ -181,5 +181,5 @@ def check_distributable(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise UserError(
-                f"layer {name} is a torch.nn.SyncBatchNorm, which needs CUDA: poseidon.sync_batchnorm(model)"
+                f"layer {name} is a torch.nn.SyncBatchNorm, which needs CUDA: call poseidon.sync_batchnorm(model) first"
             )
