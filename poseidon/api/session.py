@@ -21,7 +21,7 @@ from poseidon.api.env import JobEnv, read_env
 from poseidon.api.replicas import compare_replicas
 from poseidon.engine import Engine, Exchange, Options, digest, join, report
 from poseidon.errors import UserError
-from poseidon.transport import MAX_PAYLOAD, Endpoint
+from poseidon.transport import MAX_PAYLOAD, Endpoint, Owner
 
 log = logging.getLogger("poseidon")
 
@@ -68,6 +68,7 @@ class Session:
         self._distributed_so_far = 0
         self._gathers = 0
         self._closed = False
+        self._owner = Owner()
         self._owns_process_group = False
 
     # --- distributing ------------------------------------------------------------------------------------------
@@ -194,6 +195,7 @@ class Session:
 
         Call it before evaluating, saving or comparing; parameters are the same everywhere anyway.
         """
+        self._check_open()
         for entry in self._models:
             if isinstance(entry.sync, Engine):
                 entry.sync.sync_buffers()
@@ -251,6 +253,7 @@ class Session:
         """sha256 of this rank's parameters and of rank 0's buffers: equal on all ranks between the same steps."""
         for entry in self._models:
             if entry.model is model and isinstance(entry.sync, Engine):
+                self._check_open()
                 entry.sync.buffers.fetch()
         return digest([*model.named_parameters(), *model.named_buffers()])
 
@@ -286,7 +289,7 @@ class Session:
 
     def close(self) -> None:
         """Leave the job: say goodbye to the peers, take the hooks off. Idempotent; also runs at exit."""
-        if self._closed:
+        if self._closed or not self._owner.here():
             return
         self._closed = True
         for engine in self._engines():
@@ -310,6 +313,7 @@ class Session:
         return [entry.sync for entry in self._models if isinstance(entry.sync, Engine)]
 
     def _entry(self, model: nn.Module) -> _Distributed:
+        self._check_open()
         for entry in self._models:
             if entry.model is model:
                 return entry
@@ -318,6 +322,8 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise UserError("this session is closed")
+        if not self._owner.here():
+            raise UserError("this session belongs to the process that this one was forked from")
 
 
 def init(

@@ -11,21 +11,24 @@ import torch.autograd.function as autograd_function
 import torch.autograd.graph as autograd_graph
 from torch.nn.utils import stateless
 
+from poseidon.transport import Owner
+
 _RUN = autograd_graph._engine_run_backward.__code__
 _APPLY = autograd_function.BackwardCFunction.apply.__code__
 _FUNCTIONAL = stateless._functional_call.__code__
 
 
 class Hook:
-    """A hook that a copy or pickle of the model takes along as a no-op: it must not drag the engine with it."""
+    """A hook that a copy, a pickle or a forked child's model has as a no-op: it must not drag the engine along."""
 
-    __slots__ = ("call",)
+    __slots__ = ("_owner", "call")
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
         self.call = call
+        self._owner = Owner()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return None if self.call is None else self.call(*args, **kwargs)
+        return None if self.call is None or not self._owner.here() else self.call(*args, **kwargs)
 
     def __reduce__(self) -> Any:
         return (Hook, ())

@@ -20,6 +20,8 @@ from torch.autograd import forward_ad as fwad
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
+from poseidon.transport import Owner
+
 Tensor = torch.Tensor
 
 ATTRIBUTE = "_poseidon_record"
@@ -37,6 +39,7 @@ class Record:
         self.weight = weight
         self.factors: list[Any] = []
         self.active = True
+        self._owner = Owner()
         self._node: tuple[Any, Any] | None = None
         self.handle = weight.register_hook(self._merge)
 
@@ -48,9 +51,11 @@ class Record:
         """Tensor hook of the weight: all uses are summed. A dense part takes the factors in."""
         return None if grad is None or not self.factors else self.spend(grad)
 
+    _merge.__torch_unserializable__ = True  # type: ignore[attr-defined]  # torch warns of other hooks on pickling
+
     def usable(self, weight: object) -> bool:
         """May this forward record?"""
-        return self.active and self.may_record(weight)
+        return self.active and self._owner.here() and self.may_record(weight)
 
     def may_record(self, weight: object) -> bool:
         """A user's own hook on the weight must see a real gradient: then it may not."""

@@ -3,6 +3,7 @@
 from poseidon.transport.base import Counters, Endpoint, Handler
 from poseidon.transport.frames import TOKEN_BYTES, Header, Kind
 from poseidon.transport.inproc import InprocEndpoint, inproc_mesh
+from poseidon.transport.owner import Owner
 from poseidon.transport.zeromq import MAX_PAYLOAD, ZmqEndpoint, is_loopback
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Header",
     "InprocEndpoint",
     "Kind",
+    "Owner",
     "ZmqEndpoint",
     "inproc_mesh",
     "is_loopback",
