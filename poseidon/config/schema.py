@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
-
-class Choice(Enum):
-    """One of a few words, which are both the names and the values; printed as the word that a user types."""
-
-    def __str__(self) -> str:
-        return self.name
+from poseidon.config.choice import Choice
+from poseidon.config.hardware import HardwareConfig
 
 
 class Comm(Choice):
@@ -179,6 +174,7 @@ class TrainConfig:
     comm: CommConfig = field(default_factory=CommConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    hardware: HardwareConfig | None = None  # null: the real machine computes
     seed: int = 0
     device: Device = Device.cpu
 

@@ -92,6 +92,9 @@ def _restore(kind: Any, value: Any, where: str) -> Any:
         kind = None if value is None else next(k for k in typing.get_args(kind) if k is not types.NoneType)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
+    if typing.get_origin(kind) is dict:
+        _, item_kind = typing.get_args(kind)
+        return {key: _restore(item_kind, item, f"{where}{key}.") for key, item in value.items()}
     if not (isinstance(kind, type) and is_dataclass(kind)):
         return value
     unknown = set(value) - {item.name for item in fields(kind)}

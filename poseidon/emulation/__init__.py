@@ -1,0 +1,1 @@
+"""Emulated accelerators (layers that take the time of a hardware profile) and emulated networks."""
