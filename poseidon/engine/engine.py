@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from poseidon.engine.backward import Hook, borrowed, nested
 from poseidon.engine.broadcast import TAG_TENSORS, broadcast
 from poseidon.engine.buffers import Buffers
 from poseidon.engine.capture import Record, self_test
+from poseidon.engine.device import Device, Host
 from poseidon.engine.embedding import refuse
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.forwards import Forward, StepRows, leading_rows
@@ -52,6 +53,10 @@ class Options:
 class Engine:
     """Hooks one model and its optimizers. All methods belong to the training thread.
 
+    Args:
+        device: where gradients are made, if not on this host.
+        sizes: of the factors that iteration 0 would tell, equal on all ranks: then nothing needs finding out.
+
     Raises:
         UserError: the ranks' models differ, or this model cannot be distributed yet.
     """
@@ -63,9 +68,13 @@ class Engine:
         exchange: Exchange,
         index: int,
         options: Options,
+        device: Device | None = None,
+        sizes: Mapping[str, FactorSize] | None = None,
     ) -> None:
         check_distributable(model)
         self.options = options
+        self._device = device or Host()
+        self._sizes = sizes
         self.round = 0
         self.planned_rounds = 0  # closed under decided plans
         self.stall_seconds = 0.0
@@ -81,9 +90,10 @@ class Engine:
         self.plan_version = 0  # even: everything goes by PS, for one round; odd: what rank 0 decided then
         self.plan_rounds = 0  # closed under this plan
         agree(exchange, index, manifest(model, vars(options), optimizers))
-        state = [*model.parameters(), *model.buffers()]
-        broadcast(exchange, index, TAG_TENSORS, state, "initial state")
-        share_state(exchange, index, TAG_TENSORS + 1, optimizers)
+        if self._device.has_values:
+            state = [*model.parameters(), *model.buffers()]
+            broadcast(exchange, index, TAG_TENSORS, state, "initial state")
+            share_state(exchange, index, TAG_TENSORS + 1, optimizers)
         self._undo: list[Callable[[], None]] = []
         self._bell: Callable[[], None] | None = None
         self._read_model()
@@ -111,6 +121,8 @@ class Engine:
         self.buffers = Buffers(self._model, self._exchange, self._index)
         self._capture()
         self._install(self.plan_version, compulsory(self._infos))
+        if self._sizes is not None:
+            self._adopt(decide(self.options.comm, self._infos, [dict(self._sizes)] * self._exchange.world_size))
         self._hook(self._optimizers)
         self._new_round()
 
@@ -163,9 +175,11 @@ class Engine:
             schemes=schemes,
         )
         dtypes = [p.dtype for p in self._params]
-        self._syncers: Syncers = Syncers(self._exchange, self._index, version, self.book, dtypes, options.kv_bytes)
+        self._syncers: Syncers = Syncers(
+            self._exchange, self._index, version, self.book, dtypes, options.kv_bytes, self._device
+        )
         self._syncers.bell = self._bell
-        self._gradients = Gradients(self.book, self._params, self._records)
+        self._gradients = Gradients(self.book, self._params, self._records, self._device)
         for index, record in self._records.items():
             record.active = self.trial or schemes.get(self._infos[index].name, "ps") != "ps"
 
@@ -359,8 +373,12 @@ class Engine:
             schemes, factors, live = json.loads(exchange.hear(0, index, TAG_PLAN, "plan"))
             self.decision = Decision(schemes, {name: FactorSize(*size) for name, size in factors.items()})
         self.buffers.keep_alive(live)
+        self._adopt(self.decision)
+
+    def _adopt(self, decision: Decision) -> None:
+        self.decision = decision
         self._syncers.close()
-        self._install(self.plan_version + 1, dict(self.decision.schemes))
+        self._install(self.plan_version + 1, dict(decision.schemes))
 
     # --- after this rank's last step ---------------------------------------------------------------------------
 

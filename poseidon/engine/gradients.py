@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from poseidon.engine.capture import Factors, Record
+from poseidon.engine.device import Device
 from poseidon.engine.embedding import not_counted
 from poseidon.engine.rows import Rows, as_sparse
 from poseidon.planning import Book, FactorSize, Unit
-from poseidon.schemes import Contribution, Touched, combine, reconstruct, storage_order
+from poseidon.schemes import Contribution, Touched, combine, storage_order
 
 
 class Gradients:
@@ -23,7 +24,8 @@ class Gradients:
     overwritten in round t + 2 (and a staging buffer, whose result came back, in round t + 1).
     """
 
-    def __init__(self, book: Book, params: Sequence[nn.Parameter], records: dict[int, Record]) -> None:
+    def __init__(self, book: Book, params: Sequence[nn.Parameter], records: dict[int, Record], device: Device) -> None:
+        self._device = device
         self._book = book
         self._params = params
         self._records = records
@@ -157,7 +159,8 @@ class Gradients:
         """Write a unit's global gradient to ``p.grad``; None where no rank has one."""
         if unit.scheme == "sfb":
             p = self._params[unit.params[0]]
-            self._assign(p, reconstruct(result, p.shape, p.dtype))
+            name = self._book.params[unit.params[0]].name
+            self._assign(p, self._device.reconstruct(name, result, p.shape, p.dtype))
         elif unit.scheme == "rows":
             p = self._params[unit.params[0]]
             _write(p, combine(result, p.shape, p.dtype))

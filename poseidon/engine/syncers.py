@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from poseidon.engine.device import Device
 from poseidon.engine.exchange import Exchange
 from poseidon.errors import OutOfStepError
 from poseidon.planning import Book
@@ -27,6 +28,7 @@ class Syncers:
         book: Book,
         dtypes: list[torch.dtype],
         piece_bytes: int,
+        device: Device,
     ) -> None:
         self.book = book
         self.bell: Callable[[], None] | None = None  # called when a round begins elsewhere
@@ -34,7 +36,7 @@ class Syncers:
         self._round = 0
         self._steps: dict[int, int] = {}  # by round: optimizer steps made before it
         self._their_steps: dict[int, dict[int, int]] = {}  # by round and rank, of rounds not begun here
-        self._exchange = exchange
+        self._exchange, self._device = exchange, device
         self._model, self._plan = model, plan
         self._done: SimpleQueue[Any] = SimpleQueue()
         self._pending: dict[int, None] = {}
@@ -50,6 +52,7 @@ class Syncers:
                     piece_bytes,
                     self._send,
                     self._finished,
+                    self._summed,
                 ),
             )
             for unit in book.units
@@ -71,7 +74,17 @@ class Syncers:
         self._schemes[header.unit].on_message(header, payload)
 
     def _finished(self, unit: int, result: Any) -> None:
-        self._done.put((unit, result))
+        self._device.to_device(self._foreign_bytes(result), partial(self._done.put, (unit, result)))
+
+    def _foreign_bytes(self, result: Any) -> int:
+        """Of a result, what has come from elsewhere."""
+        if isinstance(result, list):
+            return sum(c.nbytes for rank, c in enumerate(result) if rank != self._exchange.rank)
+        return 0 if result is None else int(result.nbytes)
+
+    def _summed(self, nbytes: int, call: Callable[[], None]) -> None:
+        guarded = partial(self._exchange.guarded, call, "cannot sum")
+        self._device.summed(nbytes, guarded, self._exchange.endpoint.post)
 
     def _send(self, peer: int, header: Header, payload: Any) -> None:
         self._exchange.send(peer, header._replace(step=self._steps[header.round]), payload)
@@ -113,7 +126,8 @@ class Syncers:
             self._schemes[unit].contribute(round_, contribution)
 
         what = f"cannot send unit {unit} in round {round_}"
-        self._exchange.endpoint.post(partial(self._exchange.guarded, call, what))
+        post = partial(self._exchange.endpoint.post, partial(self._exchange.guarded, call, what))
+        self._device.to_host(contribution.nbytes, post)
 
     def step_elsewhere(self, round_: int) -> int | None:
         """Training thread: optimizer steps that a rank had made which has begun this round; None if none has."""

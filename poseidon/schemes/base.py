@@ -54,6 +54,12 @@ class Contribution:
     k: int = 0
     touched: Touched | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what it is made of."""
+        touched = (self.touched.indices, self.touched.values) if self.touched is not None else ()
+        return sum(part.nbytes for part in (self.dense, self.factors, *touched) if part is not None)
+
 
 @dataclass(frozen=True)
 class Context:
@@ -62,6 +68,7 @@ class Context:
     Attributes:
         send: (peer, header, payload bytes): queue a message and count it.
         done: (unit index, result): the global gradient's parts are complete.
+        summed: (bytes, call): `call` once this rank's host, as a server, may have added so many bytes.
         piece_bytes: largest payload of one message.
     """
 
@@ -73,6 +80,7 @@ class Context:
     piece_bytes: int
     send: Callable[[int, Header, Any], None]
     done: Callable[[int, Any], None]
+    summed: Callable[[int, Callable[[], None]], None] = lambda nbytes, call: call()
 
 
 class Scheme(Protocol):

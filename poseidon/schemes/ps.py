@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from poseidon.planning import KVPair, Unit
@@ -69,6 +71,9 @@ class PS:
         return result
 
     def _offer(self, pair: KVPair, rank: int, rows: int, data: torch.Tensor | None) -> None:
+        self._context.summed(0 if data is None else data.nbytes, partial(self._add, pair, rank, rows, data))
+
+    def _add(self, pair: KVPair, rank: int, rows: int, data: torch.Tensor | None) -> None:
         average = self._owned[pair.index]
         if not average.offer(rank, rows, data):
             return

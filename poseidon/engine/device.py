@@ -1,0 +1,62 @@
+"""Where gradients are made: what the engine asks of it, and the plain host.
+
+An emulated accelerator (``poseidon.emulation``) answers the same questions with delays of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from poseidon.schemes import Contribution, reconstruct
+
+Then = Callable[[], None]
+
+
+class Device(Protocol):
+    """Between a model's gradients and the host that sends, receives and sums them.
+
+    ``then`` is called once, at once or later and from any thread, in the order of the requests of one kind.
+
+    Attributes:
+        has_values: False: tensors have sizes only, and what is in them means nothing.
+    """
+
+    has_values: bool
+
+    def to_host(self, nbytes: int, then: Then) -> None:
+        """A gradient of so many bytes is final: once the host has it."""
+
+    def summed(self, nbytes: int, then: Then, post: Callable[[Then], None]) -> None:
+        """A server's host has to add so many bytes: once it has. Called in the endpoint's thread, where ``then`` runs
+        too: at once, or later through ``post``."""
+
+    def to_device(self, nbytes: int, then: Then) -> None:
+        """A result of so many bytes is complete on the host: once the device has it."""
+
+    def reconstruct(
+        self, name: str, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """All ranks' contributions to the weight ``name`` as one dense gradient, [M, N]."""
+
+
+class Host:
+    """The CPU itself: gradients are where they are sent from."""
+
+    has_values = True
+
+    def to_host(self, nbytes: int, then: Then) -> None:
+        then()
+
+    def summed(self, nbytes: int, then: Then, post: Callable[[Then], None]) -> None:
+        then()
+
+    def to_device(self, nbytes: int, then: Then) -> None:
+        then()
+
+    def reconstruct(
+        self, name: str, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        return reconstruct(contributions, shape, dtype)
