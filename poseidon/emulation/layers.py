@@ -1,40 +1,18 @@
-"""What a model's layers take on emulated hardware: calls of layers, their FLOPs, and their share of an iteration."""
+"""What a model's layers take on emulated hardware: its profile's time of an iteration, shared out among their calls."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import nn
 
-from poseidon.config.hardware import HardwareConfig
+from poseidon.config.hardware import HardwareConfig, LayerSeconds, LayerTable
+from poseidon.emulation.calls import LayerCall, trace
+from poseidon.errors import UserError
 
-
-@dataclass(frozen=True)
-class LayerCall:
-    """One call of a layer in a forward pass, and what follows it up to the next layer that has parameters.
-
-    Attributes:
-        layer: path of the module, as in ``named_modules()``; "" is the model itself.
-        kind: name of the module's class.
-        params: names of the trained parameters that this call uses, as in ``named_parameters()``; one that several
-            calls share is in each of them.
-        rows: K, if the module is a plain ``nn.Linear``.
-        indices: looked up, if the module is a plain ``nn.Embedding``.
-        forward_flops, backward_flops: with a multiplication and an addition as two.
-        batchnorm: it normalises over the batch.
-    """
-
-    layer: str
-    kind: str
-    params: tuple[str, ...]
-    rows: int | None
-    indices: int | None
-    forward_flops: float
-    backward_flops: float
-    batchnorm: bool = False
+__all__ = ["LayerCall", "LayerTime", "basis", "layer_times", "step_bytes", "trace"]
 
 
 @dataclass(frozen=True)
@@ -49,15 +27,6 @@ class LayerTime(LayerCall):
     backward: float = 0.0
 
 
-def trace(model: nn.Module, *inputs: Any) -> list[LayerCall]:
-    """The calls of layers that have trained parameters, in the order of the forward pass.
-
-    Args:
-        model: in training mode; on the meta device this takes neither memory nor arithmetic.
-    """
-    raise NotImplementedError
-
-
 def layer_times(
     calls: Sequence[LayerCall],
     profile: HardwareConfig,
@@ -66,19 +35,135 @@ def layer_times(
     *,
     step_bytes: float = 0.0,
 ) -> tuple[list[LayerTime], float]:
-    """Seconds of each call, and of the optimizer step; together the profile's iteration.
+    """Seconds of each call, and of the optimizer step; all together are the profile's iteration.
+
+    An iteration's forward and backward passes are shared out by the profile's table of layers, if it has one for this
+    model, else by FLOPs. They grow linearly with the rows where ``batch_size`` is not the profile's; the step does not.
 
     Args:
+        calls: of the model on ``batch_size`` rows, see :func:`trace`.
+        model_name: by which the profile knows it, ``model.name``.
+        batch_size: rows per iteration on one device.
         step_bytes: that the optimizer step reads and writes, see :func:`step_bytes`.
 
     Raises:
-        UserError: the profile does not tell this model's time.
+        UserError: the profile does not tell this model's time; names the key.
     """
-    raise NotImplementedError
+    step = step_bytes / profile.memory_bandwidth if profile.memory_bandwidth else 0.0
+    table = profile.layers.get(model_name)
+    weights = _by_flops(calls) if table is None else _by_table(calls, table, model_name)
+    whole = sum(forward + backward for forward, backward in weights)
+    seconds = _compute(calls, profile, model_name, batch_size, step)
+    if not whole:  # nothing to go by: every call the same, with a backward pass of twice the forward
+        weights = [(1.0, 2.0)] * len(calls)
+        whole = 3.0 * len(calls)
+    return [
+        LayerTime(**asdict(call), forward=forward / whole * seconds, backward=backward / whole * seconds)
+        for call, (forward, backward) in zip(calls, weights, strict=True)
+    ], step
 
 
-def step_bytes(optimizer: torch.optim.Optimizer) -> float:
-    """Bytes that a step reads and writes: per parameter, w and its gradient read, w written, and each state of its
-    size (a momentum) read and written; SGD with momentum: 20 bytes per parameter. Works on the meta device.
+def basis(profile: HardwareConfig, model_name: str, batch_size: int) -> str:
+    """One line for people: where the times of :func:`layer_times` come from, and how far they can be relied upon."""
+    entry, table = profile.iterations.get(model_name), profile.layers.get(model_name)
+    found = entry or table
+    if found is None:
+        key = "flops"
+        if profile.flops is None or (profile.flops_batchnorm is not None and profile.flops_batchnorm != profile.flops):
+            key = "flops, flops_batchnorm"
+        origin = profile.provenance(key.partition(",")[0])
+        line = f"the model's FLOPs by {key}"
+    else:
+        origin = found
+        seconds = entry.seconds if entry else _sum(profile.layers[model_name])
+        line = f"{seconds:.4g} s per iteration of {found.batch_size} rows"
+    about = f" ({origin.trust}{': ' + origin.source if origin.source else ''})"
+    if found is not None and found.batch_size != batch_size:
+        about += f", linearly for {batch_size} rows"
+    shares = "a measured table" if table else "FLOPs"
+    return f"{profile.name or 'hardware'}: {line}{about}, shared out among the layers by {shares}"
+
+
+def step_bytes(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], params: Iterable[nn.Parameter]) -> float:
+    """Bytes that an optimizer step reads and writes, found by trying it on the meta device.
+
+    Per parameter: w and its gradient are read, w is written, and every state (a momentum) read and written: 20 bytes
+    for SGD with momentum in fp32, 28 for Adam. An optimizer that cannot be tried so counts as SGD with momentum.
+
+    Args:
+        make: builds the optimizer, as a config's ``optimizer`` does.
+        params: only their shapes and types are used; those that are not trained are left out.
     """
-    raise NotImplementedError
+    twins = [nn.Parameter(torch.empty_like(p, device="meta")) for p in params if p.requires_grad]
+    plain = sum(p.nbytes for p in twins)
+    for p in twins:
+        p.grad = torch.empty_like(p)
+    try:
+        optimizer = make(twins)
+        optimizer.step()
+    except Exception:  # whatever a foreign optimizer asks of tensors without values
+        return 5.0 * plain
+    states = [value for p in twins for value in optimizer.state[p].values()]
+    return 3.0 * plain + 2.0 * sum(t.nbytes for t in states if isinstance(t, torch.Tensor) and t.dim())
+
+
+def _compute(
+    calls: Sequence[LayerCall], profile: HardwareConfig, model_name: str, batch_size: int, step: float
+) -> float:
+    """Seconds of the forward and backward passes of one iteration."""
+    entry, table = profile.iterations.get(model_name), profile.layers.get(model_name)
+    if entry is not None:
+        if entry.seconds <= step:
+            raise UserError(
+                f"hardware.memory_bandwidth={profile.memory_bandwidth:g}: the optimizer step alone would take "
+                f"{step:.3g} s, the whole iteration takes hardware.iterations.{model_name}.seconds={entry.seconds:g}"
+            )
+        return (entry.seconds - step) * batch_size / entry.batch_size
+    if table is not None:
+        return _sum(table) * batch_size / table.batch_size
+    normalises = any(call.batchnorm for call in calls)
+    rate = profile.flops_batchnorm if normalises else profile.flops
+    if rate is None or model_name in profile.iterations:
+        raise _unknown(profile, model_name, None if model_name in profile.iterations else normalises)
+    return sum(call.forward_flops + call.backward_flops for call in calls) / rate
+
+
+def _unknown(profile: HardwareConfig, model_name: str, normalises: bool | None) -> UserError:
+    """Args: normalises: None if the profile says that a rate does not do for this model."""
+    name = profile.name or "this profile"
+    rate = "" if normalises is None else f", nor hardware.{'flops_batchnorm' if normalises else 'flops'}"
+    return UserError(
+        f"hardware={name} has no time for model {model_name}: no hardware.iterations.{model_name}{rate}; add "
+        f"+hardware.iterations.{model_name}='{{batch_size: ROWS, seconds: SECONDS}}', or measure it on such a machine: "
+        f"poseidon profile model={model_name} hardware.name={name}"
+    )
+
+
+def _by_flops(calls: Sequence[LayerCall]) -> list[tuple[float, float]]:
+    return [(call.forward_flops, call.backward_flops) for call in calls]
+
+
+def _by_table(calls: Sequence[LayerCall], table: LayerTable, model_name: str) -> list[tuple[float, float]]:
+    """A layer's seconds, shared out among its calls by their FLOPs."""
+    groups: dict[str, list[LayerCall]] = {}
+    for call in calls:
+        groups.setdefault(call.layer, []).append(call)
+    missing = [layer for layer in groups if layer not in table.seconds]
+    if missing:
+        raise UserError(
+            f"hardware.layers.{model_name}.seconds: there is no layer {missing[0] or '(the model itself)'}, which the "
+            f"model has; it was measured on another model, or by hand"
+        )
+    return [_share(table.seconds[call.layer], call, groups[call.layer]) for call in calls]
+
+
+def _share(seconds: LayerSeconds, call: LayerCall, group: Sequence[LayerCall]) -> tuple[float, float]:
+    def part(attribute: str) -> float:
+        whole = sum(getattr(other, attribute) for other in group)
+        return float(getattr(call, attribute) / whole if whole else 1 / len(group))
+
+    return seconds.forward * part("forward_flops"), seconds.backward * part("backward_flops")
+
+
+def _sum(table: LayerTable) -> float:
+    return sum(layer.forward + layer.backward for layer in table.seconds.values())
