@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from poseidon.config.profiles import check_hardware
 from poseidon.config.schema import OPEN_GROUPS, Comm, Device, Overlap, Part, TrainConfig
 from poseidon.config.targets import check_target
 from poseidon.errors import UserError
@@ -40,6 +41,8 @@ def check_train(config: TrainConfig) -> None:
     _check_ranges(config)
     _check_contradictions(config)
     _check_dataset(config.dataset)
+    if config.hardware is not None:
+        check_hardware(config.hardware)
     for group in OPEN_GROUPS:
         node = getattr(config, group)
         if group == "schedule" and node.get("_target_") is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -129,6 +130,11 @@ def compose(
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             line = explain(error, overrides, lambda key: _names(config_name, given, key))
             raise UserError(line) from error
+        except AssertionError as error:  # OmegaConf's, of a key in a group that is null
+            line = _inside_nothing(config_name, given, overrides)
+            if line is None:
+                raise
+            raise UserError(line) from error
 
 
 def _refuse_unknown(config: Any, prefix: str = "") -> None:
@@ -172,8 +178,31 @@ def _describe_missing(key: str, choices: Mapping[str, Any], folder: Path | None)
 
 def _names(config_name: str, overrides: Sequence[str], key: str) -> list[str]:
     """Keys of a group, of the config as it would be without the overrides of single keys."""
-    from hydra import compose as hydra_compose
     from omegaconf import DictConfig, OmegaConf
+
+    cfg = _without_single_keys(config_name, overrides, hydra=key.partition(".")[0] == "hydra")
+    if cfg is None:
+        return []
+    node = OmegaConf.select(cfg, key) if key else cfg
+    if node is None and "." not in key:  # a group that is null has a schema all the same
+        kinds = typing.get_args(typing.get_type_hints(OmegaConf.get_type(cfg)).get(key))
+        return [field.name for kind in kinds if dataclasses.is_dataclass(kind) for field in dataclasses.fields(kind)]
+    return [str(name) for name in node if not str(name).startswith("_")] if isinstance(node, DictConfig) else []
+
+
+def _inside_nothing(config_name: str, given: Sequence[str], overrides: Sequence[str]) -> str | None:
+    """The line for an override like ``hardware.flops=1`` while ``hardware`` is null."""
+    cfg = _without_single_keys(config_name, given, hydra=False)
+    for override in overrides if cfg is not None else ():
+        group, _, _ = override.lstrip("+~").partition("=")[0].partition(".")
+        if group in cfg and cfg[group] is None:
+            return f"{override}: {group} is null, and has no keys; choose one, {group}=..."
+    return None
+
+
+def _without_single_keys(config_name: str, overrides: Sequence[str], *, hydra: bool) -> Any:
+    """The config as the overrides that choose of groups make it, or else none of them; None if that fails too."""
+    from hydra import compose as hydra_compose
 
     def chooses(override: str) -> bool:
         name, equals, _ = override.partition("=")
@@ -181,12 +210,10 @@ def _names(config_name: str, overrides: Sequence[str], key: str) -> list[str]:
 
     for kept in ([o for o in overrides if chooses(o)], []):
         try:
-            cfg = hydra_compose(config_name, overrides=kept, return_hydra_config=key.partition(".")[0] == "hydra")
+            return hydra_compose(config_name, overrides=kept, return_hydra_config=hydra)
         except Exception:  # only to say more about an error that is there already
             continue
-        node = OmegaConf.select(cfg, key) if key else cfg
-        return [str(name) for name in node if not str(name).startswith("_")] if isinstance(node, DictConfig) else []
-    return []
+    return None
 
 
 def _jobs(line: CommandLine) -> Iterator[list[str]]:

@@ -134,7 +134,7 @@ def _unknown(profile: HardwareConfig, model_name: str, normalises: bool | None) 
     rate = "" if normalises is None else f", nor hardware.{'flops_batchnorm' if normalises else 'flops'}"
     return UserError(
         f"hardware={name} has no time for model {model_name}: no hardware.iterations.{model_name}{rate}; add "
-        f"+hardware.iterations.{model_name}='{{batch_size: ROWS, seconds: SECONDS}}', or measure it on such a machine: "
+        f"'+hardware.iterations={{{model_name}: {{batch_size: ROWS, seconds: SECONDS}}}}', or measure it on such a machine: "
         f"poseidon profile model={model_name} hardware.name={name}"
     )
 
