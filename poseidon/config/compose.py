@@ -131,10 +131,10 @@ def compose(
             line = explain(error, overrides, lambda key: _names(config_name, given, key))
             raise UserError(line) from error
         except AssertionError as error:  # OmegaConf's, of a key in a group that is null
-            line = _inside_nothing(config_name, given, overrides)
-            if line is None:
+            said = _inside_nothing(config_name, given, overrides)
+            if said is None:
                 raise
-            raise UserError(line) from error
+            raise UserError(said) from error
 
 
 def _refuse_unknown(config: Any, prefix: str = "") -> None:
