@@ -48,6 +48,7 @@ class ClusterKind(Choice):
     """Which launcher starts the ranks."""
 
     local = "local"
+    emulated = "emulated"
 
 
 class Device(Choice):
@@ -124,6 +125,11 @@ class ClusterConfig:
     name: ClusterKind = ClusterKind.local
     nodes: int = 2
     threads: int = 1  # BLAS/OpenMP threads per rank
+    # Of cluster=emulated only:
+    bandwidth: str | None = None  # of each node's link, each way: "1gbit"; null: unshaped
+    node_bandwidth: dict[int, str] = field(default_factory=dict)  # of some nodes' links, by index, instead
+    latency: str | None = None  # one way, beside what the rate costs: "50us"
+    time_dilation: float = 1.0  # f: bandwidth is divided by it, times are multiplied
 
 
 @dataclass

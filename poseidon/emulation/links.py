@@ -1,0 +1,110 @@
+"""What the links of an emulated network let through, and what the kernel's traffic control is told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poseidon.config.schema import ClusterConfig
+from poseidon.config.units import parse_rate, parse_seconds
+
+#: Of a node, to the node; the switch's ends of the links are ``port0`` and so on.
+INTERFACE = "eth0"
+_FIRST = 10 << 24 | 77 << 16
+#: Length of the network's prefix.
+PREFIX = 16
+
+# The kernel hands packets of up to 64 KiB (to be cut to 1500 bytes by the network card) through a link as one: a
+# bucket that holds less has them cut in software, at several times the CPU.
+_LEAST_BURST = 80 * 1024
+# A core that is late by less than this does not cost the link its rate.
+_BURST_SECONDS = 0.002
+# What waits in a port of the switch before packets are dropped.
+_LEAST_QUEUE = 1024 * 1024
+_QUEUE_SECONDS = 0.010
+_NETEM_PACKETS = 1_000_000  # enough for any rate: how much waits is the business of other queues
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between a node and the switch, full duplex, as the kernel is to make it (dilated already).
+
+    Attributes:
+        rate: bits/s each way, Ethernet, IP and TCP headers included; None: as fast as this machine can.
+        latency: seconds from this node to any other, beside what the rate costs.
+    """
+
+    rate: float | None = None
+    latency: float = 0.0
+
+
+def address(node: int) -> str:
+    """Of a node, the same in every run: networks do not see one another."""
+    number = _FIRST + node + 1
+    return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
+
+
+def links(cluster: ClusterConfig, nodes: int) -> list[Link]:
+    """Of each node. Time dilation f divides the rates and multiplies the latency."""
+    dilation = cluster.time_dilation
+    latency = parse_seconds("cluster.latency", cluster.latency) if cluster.latency is not None else 0.0
+    rates = [node_rate(cluster, node) for node in range(nodes)]
+    return [Link(rate / dilation if rate is not None else None, latency * dilation) for rate in rates]
+
+
+def node_rate(cluster: ClusterConfig, node: int) -> float | None:
+    """Bits/s of a node's link, undilated."""
+    if node in cluster.node_bandwidth:
+        return parse_rate(f"cluster.node_bandwidth.{node}", cluster.node_bandwidth[node])
+    return parse_rate("cluster.bandwidth", cluster.bandwidth) if cluster.bandwidth is not None else None
+
+
+def shape_node(link: Link) -> list[str]:
+    """tc's commands for the node's end: its rate, and the latency on the way out."""
+    shaped = shape_port(link, INTERFACE)
+    if not link.latency:
+        return shaped
+    # Below the rate's queue, and at this end only: the switch's queue stays one of bytes.
+    parent = "parent 1:1" if shaped else "root"
+    delay = f"delay {link.latency * 1e6:.0f}us limit {_NETEM_PACKETS}"
+    return [*shaped, f"qdisc add dev {INTERFACE} {parent} handle 10: netem {delay}"]
+
+
+def shape_port(link: Link, device: str) -> list[str]:
+    """tc's commands for one end of a link: its rate on the way out."""
+    if link.rate is None:
+        return []
+    per_second = link.rate / 8
+    burst = max(_LEAST_BURST, per_second * _BURST_SECONDS)
+    queue = max(_LEAST_QUEUE, per_second * (_QUEUE_SECONDS + 2 * link.latency))
+    bucket = f"tbf rate {link.rate:.0f}bit burst {burst:.0f} limit {queue:.0f}"
+    return [f"qdisc add dev {device} root handle 1: {bucket}"]
+
+
+def wiring(pids: Sequence[int]) -> list[str]:
+    """ip's commands within the switch's namespace: a bridge, and a link to each node's namespace.
+
+    Args:
+        pids: a process in each node's namespace.
+    """
+    lines = [
+        "link set lo up",
+        "link add switch type bridge mcast_snooping 0",
+        "link set switch addrgenmode none up",  # no IPv6: nothing of the kernel's own on the wires
+    ]
+    for node, pid in enumerate(pids):
+        port = f"port{node}"
+        lines += [
+            f"link add {port} type veth peer name {INTERFACE} netns {pid}",
+            f"link set {port} addrgenmode none master switch up",
+        ]
+    return lines
+
+
+def wiring_node(node: int) -> list[str]:
+    """ip's commands within a node's namespace."""
+    return [
+        "link set lo up",
+        f"link set {INTERFACE} addrgenmode none up",
+        f"address add {address(node)}/{PREFIX} dev {INTERFACE}",
+    ]
