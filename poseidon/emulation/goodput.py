@@ -1,9 +1,9 @@
 """Measures what plain TCP carries between hosts: ``python -m poseidon.emulation.goodput PHASES SECONDS``.
 
-One process per host, started with torchrun's variables; no torch, one thread. PHASES is JSON: a list of phases, each a
-list of flows [source, destination] that send as fast as they can at the same time. Rank 0 prints, in JSON, the payload
-of each flow in bits per second as it came out at its destination, a list per phase. The hosts share a clock: they are of
-one machine.
+One process per host, started with torchrun's variables; no torch, one thread. PHASES is JSON: a list of phases, each
+a list of flows [source, destination] that send as fast as they can at the same time. Rank 0 prints, in JSON, the
+payload of each flow in bits per second as it came out at its destination, a list per phase. The hosts share a clock:
+they are of one machine.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class Circle:
             with socket.create_server(master, backlog=size) as server:
                 server.settimeout(_WAIT)
                 lines = [_Line(server.accept()[0]) for _ in range(size - 1)]
-            self._lines = [
-                line for _, line in sorted(((line.hear(), line) for line in lines), key=lambda pair: pair[0])
-            ]
+            by_rank = {int(line.hear()): line for line in lines}
+            self._lines = [by_rank[peer] for peer in range(1, size)]
         else:
             self._lines = [_Line(_reach(master))]
             self._lines[0].say(rank)
@@ -106,18 +105,18 @@ def _run(
     selector, received, buffer = selectors.DefaultSelector(), dict.fromkeys(came, 0), bytearray(_CHUNK)
     for connection in (*out, *came):
         connection.setblocking(False)
-        selector.register(connection, selectors.EVENT_READ if connection in received else selectors.EVENT_WRITE)
+        event = selectors.EVENT_READ if connection in received else selectors.EVENT_WRITE
+        selector.register(connection, event, connection)
     began, before = 0.0, dict(received)
     while (now := time.monotonic()) < end:
         if not began and now >= start:
             began, before = now, dict(received)
         for key, _ in selector.select(end - now):
-            connection = key.fileobj
-            assert isinstance(connection, socket.socket)
-            if connection in received:
-                received[connection] += connection.recv_into(buffer)
+            ready: socket.socket = key.data
+            if ready in received:
+                received[ready] += ready.recv_into(buffer)
             else:
-                connection.send(buffer)
+                ready.send(buffer)
     selector.close()
     return {connection: (count - before[connection]) * 8 / (now - began) for connection, count in received.items()}
 

@@ -73,9 +73,9 @@ def find_host() -> Host:
     if missing:
         packages = " ".join(dict.fromkeys(_PACKAGES[name] for name in missing))
         raise UserError(f"cluster=emulated: needs {' and '.join(missing)}: apt install {packages} (Debian, Ubuntu)")
-    tools = [str(place) for place in found.values()]
+    ip, tc, unshare, nsenter = map(str, found.values())
     for user in (False, True):
-        host = Host(*tools, user=user)
+        host = Host(ip, tc, unshare, nsenter, user)
         if _works(host):
             return host
     raise UserError(f"cluster=emulated: may not make network namespaces: {_remedy()}")
