@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,8 +19,10 @@ from poseidon.api.batchnorm import SyncBatchNorm
 from poseidon.api.ddp import DDP
 from poseidon.api.env import JobEnv, read_env
 from poseidon.api.replicas import compare_replicas
-from poseidon.engine import Engine, Exchange, Options, digest, join, report
+from poseidon.engine import Device as Accelerator
+from poseidon.engine import Engine, Exchange, Host, Options, digest, join, report
 from poseidon.errors import UserError
+from poseidon.planning import FactorSize
 from poseidon.transport import MAX_PAYLOAD, Endpoint, Owner
 
 log = logging.getLogger("poseidon")
@@ -45,6 +47,7 @@ class Session:
     Attributes:
         rank, world_size, local_rank: as torchrun counts them.
         device: where this rank's model belongs (``cuda:local_rank`` or ``cpu``).
+        accelerator: what computes gradients, if not this host; emulation puts its own here before ``distribute``.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Session:
         self.rank, self.world_size, self.local_rank = job.rank, job.world_size, job.local_rank
         self.device = device
         self.timeout = timeout
+        self.accelerator: Accelerator = Host()
         self._job = job
         self._store = store
         self._exchange = Exchange(endpoint, timeout) if endpoint is not None else None
@@ -85,6 +89,7 @@ class Session:
         kv_bytes: int = 2 * 1024 * 1024,
         merge_bytes: int = 64 * 1024,
         bucket_cap_mb: float = 25.0,
+        sizes: Mapping[str, FactorSize] | None = None,
     ) -> nn.Module:
         """Make a plain model and its optimizer (or several) data-parallel, in place. Collective.
 
@@ -103,6 +108,8 @@ class Session:
             kv_bytes: largest KV pair and message, in bytes.
             merge_bytes: parameters smaller than this share a message.
             bucket_cap_mb: ddp only: bucket size in MiB.
+            sizes: of the factors that iteration 0 would tell, by name of the weight, equal on all ranks; without them
+                iteration 0 goes by PS and tells.
 
         Returns:
             `model` itself.
@@ -131,7 +138,7 @@ class Session:
             sync = DDP(model, self.world_size, bucket_cap_mb)
         elif self._exchange is not None:
             options = Options(comm, overlap, rows, kv_bytes, merge_bytes)
-            sync = Engine(model, optimizers, self._exchange, index, options)
+            sync = Engine(model, optimizers, self._exchange, index, options, self.accelerator, sizes)
         self._models.append(_Distributed(model, comm, index, sync))
         return model
 

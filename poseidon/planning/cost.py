@@ -61,9 +61,10 @@ def rows_floats(n: int, rows: int, workers: int) -> float:
 def best_scheme(m: int, n: int, rows: int, workers: int, servers: int) -> Scheme:
     """The papers' rule for a fully connected layer (P17, algorithm 1): SFB when it moves no more floats than PS.
 
-    A layer that saw no row has no factors worth a message: it goes by PS.
+    A layer that saw no row has no factors worth a message: it goes by PS. One worker alone sends nothing by either; its
+    server would have to add up the whole matrix, so the rule's "no more" takes SFB.
     """
-    if rows < 1 or workers < 2:
+    if rows < 1:
         return "ps"
     return "sfb" if sfb_floats(m, n, rows, workers) <= ps_floats(m, n, workers, servers) else "ps"
 

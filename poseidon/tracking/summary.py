@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from poseidon.config.schema import Comm, TrainConfig
+from poseidon.config.schema import ClusterKind, Comm, TrainConfig
 from poseidon.tracking.facts import cores, git_state, host_facts, versions
 from poseidon.tracking.where import shown
 
@@ -25,6 +26,12 @@ MEASURED = (
     "stall_seconds_per_rank",
     "cpu_seconds_per_iteration",
     "cpu_seconds_per_iteration_per_rank",
+    "busiest_thread_seconds_per_iteration",
+    "cpu_busy_share",
+    "cpu_bound",
+    "engine_bound",
+    "engine_limit_bits_per_second",
+    "cores_per_node",
     "bytes_sent_per_iteration",
     "bytes_dense_per_iteration",
     "bytes_planned_per_iteration",
@@ -53,7 +60,10 @@ def begin(config: TrainConfig, overrides: Sequence[str], experiment: str | None 
     return {
         "status": "running",
         "error": None,
-        "degree": "real",
+        "degree": "emulated" if emulated_costs(config) else "real",
+        "emulated_costs": emulated_costs(config),
+        "hardware": part_name(asdict(config.hardware)) if config.hardware is not None else None,
+        "time_dilation": config.cluster.time_dilation,
         "comm": config.comm.name.value,
         "overlap": config.comm.overlap.value,
         "rule": config.comm.rule.value,
@@ -79,6 +89,17 @@ def begin(config: TrainConfig, overrides: Sequence[str], experiment: str | None 
         "versions": versions(),
         "host": host_facts(),
     }
+
+
+def emulated_costs(config: TrainConfig) -> list[str]:
+    """What takes an emulated time in this run; [] if nothing does."""
+    costs = []
+    if config.hardware is not None:
+        costs += ["layers", "reconstruction", "optimizer step"]
+        costs += [key for key in ("host_copy", "server_sum") if getattr(config.hardware, key) is not None]
+    if config.cluster.name is ClusterKind.emulated:
+        costs.append("network")
+    return costs
 
 
 def end(summary: dict[str, Any], status: str, error: str | None, measured: dict[str, Any] | None) -> dict[str, Any]:

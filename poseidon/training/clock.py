@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from poseidon.training.load import Load
+
 
 class IterationClock:
     """Collects wall and CPU seconds per iteration of this process.
@@ -16,9 +18,15 @@ class IterationClock:
     happens within :meth:`paused` (evaluation, checkpoints). CPU seconds are those of all threads of this
     process, the engine's included, but not of data-loading workers. On CUDA the host's view is timed:
     kernels may still run when a step has been issued.
+
+    Args:
+        dilation: of the times of an emulated run (``cluster.time_dilation``): wall seconds are told divided by it, CPU
+            seconds, which are not dilated, as they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dilation: float = 1.0) -> None:
+        self.dilation = dilation
+        self.load = Load()
         self.seconds = array("d")
         self.cpu_seconds = 0.0
         self._last: tuple[float, float] | None = None
@@ -26,7 +34,7 @@ class IterationClock:
 
     def now(self) -> float:
         """Seconds on a clock that stands still while paused."""
-        return time.perf_counter() - self._out[0]
+        return (time.perf_counter() - self._out[0]) / self.dilation
 
     def tick(self) -> None:
         """A step has ended."""
@@ -34,6 +42,8 @@ class IterationClock:
         if self._last is not None:
             self.seconds.append(now[0] - self._last[0])
             self.cpu_seconds += now[1] - self._last[1]
+        else:
+            self.load.begin()
         self._last = now
 
     @contextmanager
@@ -48,6 +58,11 @@ class IterationClock:
     @property
     def cpu_seconds_per_iteration(self) -> float | None:
         return self.cpu_seconds / len(self.seconds) if self.seconds else None
+
+    @property
+    def busiest_thread_seconds_per_iteration(self) -> float | None:
+        """CPU seconds of the busiest thread other than the training's own: of the engine, ZeroMQ or gloo."""
+        return self.load.busiest / len(self.seconds) if self.load.busiest is not None and self.seconds else None
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float] | None:

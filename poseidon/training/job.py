@@ -172,10 +172,16 @@ def _conclude(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
 def describe(summary: dict[str, Any]) -> list[str]:
     """A completed run in a few lines."""
     loss, speed = summary["train_loss"], summary["images_per_second"]
-    lines = [
-        f"{summary['model']} on {summary['dataset']}, comm={summary['comm']}, nodes={summary['nodes']}: "
-        f"accuracy {summary['eval_accuracy']:.2%}" + (f", training loss {loss:.4g}" if loss is not None else "")
-    ]
+    what = f"comm={summary['comm']}, nodes={summary['nodes']}"
+    if summary["hardware"] is not None:
+        lines = [
+            f"{summary['model']} on emulated {summary['hardware']}, {what}: nothing is computed, so nothing learnt"
+        ]
+    else:
+        lines = [
+            f"{summary['model']} on {summary['dataset']}, {what}: "
+            f"accuracy {summary['eval_accuracy']:.2%}" + (f", training loss {loss:.4g}" if loss is not None else "")
+        ]
     if speed is not None:
         iteration = summary["iteration_seconds"]["median"]
         waited = summary["stall_seconds"] if summary["nodes"] > 1 else None
@@ -188,7 +194,22 @@ def describe(summary: dict[str, Any]) -> list[str]:
     if summary["nodes"] > 1 and speed is not None:
         sent = max(summary["bytes_sent_per_iteration"])
         computed = " (computed, not counted)" if summary["bytes_source"] == "computed" else ""
-        lines.append(f"{sent / 1e6:.3f} MB sent per iteration and node{computed}; replicas are bit-identical")
-    if summary["throughput_only"]:
+        alike = "" if summary["hardware"] is not None else "; replicas are bit-identical"
+        lines.append(f"{sent / 1e6:.3f} MB sent per iteration and node{computed}{alike}")
+    if summary["degree"] == "emulated":
+        lines.append(_reality(summary))
+    elif summary["throughput_only"]:
         lines.append("the data set is synthetic: accuracy means nothing, only the speed does")
     return lines
+
+
+def _reality(summary: dict[str, Any]) -> str:
+    """What of an emulated run is, and whether this machine was its limit."""
+    line = f"emulated: {', '.join(summary['emulated_costs'])}; times are undilated (f = {summary['time_dilation']:g})"
+    if summary["cpu_bound"]:
+        line += "; this machine's cores were the limit (cpu_bound): raise cluster.time_dilation"
+    if summary["engine_bound"]:
+        limit = summary["engine_limit_bits_per_second"]
+        fill = f", which fills {limit / 1e9:.3g} Gbit/s at most" if limit else ""
+        line += f"; a thread of the engine is busier than an undilated iteration allows (engine_bound{fill})"
+    return line

@@ -113,6 +113,7 @@ class Trainer:
             kv_bytes=config.comm.kv_bytes,
             merge_bytes=config.comm.merge_bytes,
             bucket_cap_mb=config.comm.ddp.bucket_cap_mb,
+            sizes=parts.sizes,
         )
         self._reducer_is_torchs = config.comm.name is Comm.ddp and session.world_size > 1
         self._stepper = Stepper(
@@ -124,7 +125,7 @@ class Trainer:
             autocast=context,
             plain_mean=self._reducer_is_torchs,
         )
-        self._outcome = Outcome(self.position, IterationClock())
+        self._outcome = Outcome(self.position, IterationClock(config.cluster.time_dilation))
 
     def run(self) -> Outcome:
         """Collective: trains to the end, evaluates, and writes the last checkpoint."""
@@ -140,15 +141,18 @@ class Trainer:
             writer=self._outputs.writer,
             show=self._outputs.show,
             counted=not self._reducer_is_torchs,
+            has_values=self._parts.has_values,
         )
         self.model.train()
         while not self._done():
             self._epoch()
-        if outcome.score is None:
-            self._evaluate()
-        outcome.train_loss = self._recorder.train_loss
-        if self._config.trainer.checkpoint:
-            self._checkpoint("last.pt")
+        outcome.clock.load.end()
+        if self._parts.has_values:
+            if outcome.score is None:
+                self._evaluate()
+            outcome.train_loss = self._recorder.train_loss
+            if self._config.trainer.checkpoint:
+                self._checkpoint("last.pt")
         return outcome
 
     def _epoch(self) -> None:
@@ -169,10 +173,14 @@ class Trainer:
         ended = self._advance()
         learning_rate = float(self._parts.optimizer.param_groups[0]["lr"])
         self._recorder.step(self.position, self._epochs(), loss, rows, learning_rate, last=ended or self._done())
+        self._publish_plan()
+        if self._parts.has_values:
+            self._between_iterations(ended)
+
+    def _between_iterations(self, ended: bool) -> None:
         if ended and self._due(self._config.trainer.eval_every, self.position.epoch):
             self._evaluate()
         self._step_schedule(ended)
-        self._publish_plan()
         if self._due(self._config.trainer.check_every, self.position.iteration):
             with self._outcome.clock.paused():
                 self._session.check(self.model)
@@ -184,11 +192,15 @@ class Trainer:
         position = self.position
         position.iteration += 1
         position.row += self._loader.sampler.global_batch
-        position.seconds = self._before + time.perf_counter() - self._began
+        position.seconds = self._seconds()
         if position.row < self._parts.train_size:
             return False
         position.epoch, position.row = position.epoch + 1, 0
         return True
+
+    def _seconds(self) -> float:
+        """Of training so far, earlier parts of a resumed run included."""
+        return self._before + (time.perf_counter() - self._began) / self._config.cluster.time_dilation
 
     def _step_schedule(self, epoch_ended: bool) -> None:
         schedule = self._parts.schedule
@@ -204,7 +216,7 @@ class Trainer:
         outcome, position = self._outcome, self.position
         with outcome.clock.paused():
             outcome.score = self._evaluator.run(self.model)
-            position.seconds = self._before + time.perf_counter() - self._began
+            position.seconds = self._seconds()
             self._recorder.evaluated(position, self._epochs(), outcome.score)
         target = self._config.trainer.target_accuracy
         # Every rank has the same score, so all stop here.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from poseidon.config.build import build
 from poseidon.config.schema import TrainConfig
 from poseidon.errors import UserError
 from poseidon.models import load_weights
+from poseidon.planning import FactorSize
 from poseidon.training.loader import rows_of
 from poseidon.training.seeding import seed_model
 
@@ -29,6 +30,9 @@ class Parts:
     Attributes:
         schedule: a torch LR scheduler, stepped once per ``schedule_interval`` ("epoch" or "iteration").
         train, evaluation: map-style datasets of (input, target) with ``train_size``, ``eval_size`` rows.
+        has_values: False: an emulated accelerator computes nothing, so that there is no loss, nothing to evaluate, to
+            compare or to keep.
+        sizes: of the factors that iteration 0 would tell, if they are known before.
     """
 
     model: nn.Module
@@ -41,6 +45,8 @@ class Parts:
     eval_size: int
     schedule: Any | None = None
     schedule_interval: str = "epoch"
+    has_values: bool = True
+    sizes: Mapping[str, FactorSize] | None = None
 
 
 def assemble(config: TrainConfig, device: torch.device) -> Parts:

@@ -69,12 +69,17 @@ def _survey(config: TrainConfig) -> tuple[list[Param], dict[str, FactorSize]]:
         infos, seen = _observe(config, "cpu")
     if not infos:
         raise UserError(f"model: {_target(config)} has no parameter to train")
+    return infos, as_trained(config, infos, seen)
+
+
+def as_trained(config: TrainConfig, infos: list[Param], seen: dict[str, FactorSize]) -> dict[str, FactorSize]:
+    """Of the factors that one plain backward pass gives, what the engine sees under the trainer's settings."""
     linear = {info.name for info in infos if info.factors == "linear"}
     if config.trainer.accumulate > 1:  # the gradient of several backward passes is no product of factors
         seen = {name: size for name, size in seen.items() if name not in linear}
     if config.trainer.precision is Precision.bf16:
         seen |= {name: FactorSize(size.rows, 2) for name, size in seen.items() if name in linear}
-    return infos, seen
+    return seen
 
 
 def _observe(config: TrainConfig, device: str) -> tuple[list[Param], dict[str, FactorSize]]:
@@ -83,7 +88,7 @@ def _observe(config: TrainConfig, device: str) -> tuple[list[Param], dict[str, F
     from poseidon.config.build import build
     from poseidon.engine.parameters import observe, trainable
 
-    inputs = _inputs(config, device)
+    inputs = inputs_of_one_node(config, device, config.trainer.batch_size)
     with torch.device(device):
         model: Any = build(config.model, key="model")
         if not isinstance(model, torch.nn.Module):
@@ -98,7 +103,7 @@ def _observe(config: TrainConfig, device: str) -> tuple[list[Param], dict[str, F
             raise UserError(f"model: {_target(config)} cannot take the data set's rows: {reason}") from error
 
 
-def _inputs(config: TrainConfig, device: str) -> Any:
+def inputs_of_one_node(config: TrainConfig, device: str, rows: int) -> Any:
     """The rows of one node: zeros of the shape that the data set's config tells, else the first real ones."""
     import torch
 
@@ -106,7 +111,7 @@ def _inputs(config: TrainConfig, device: str) -> Any:
     from poseidon.data import collate
     from poseidon.training.loader import to_device
 
-    rows, shape = config.trainer.batch_size, config.dataset.get("shape")
+    shape = config.dataset.get("shape")
     if shape is not None:
         dtype = getattr(torch, str(config.dataset.get("dtype") or "float32"))
         return torch.zeros(rows, *shape, dtype=dtype, device=device)

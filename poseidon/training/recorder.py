@@ -50,6 +50,7 @@ class Recorder:
         writer: of rank 0's metrics file.
         show: gets rank 0's progress records.
         counted: whether the session counts bytes and waits (it cannot for PyTorch's own reducer).
+        has_values: False: losses mean nothing, and are left out.
     """
 
     def __init__(
@@ -64,8 +65,9 @@ class Recorder:
         writer: MetricsWriter | None = None,
         show: Callable[[dict[str, Any]], None] | None = None,
         counted: bool = True,
+        has_values: bool = True,
     ) -> None:
-        self._counted = counted
+        self._counted, self._has_values = counted, has_values
         self._session, self._model, self._clock = session, model, clock
         self._log_every = max(1, log_every)
         self._total = total
@@ -115,7 +117,7 @@ class Recorder:
         )
         elapsed, sent, stall = (new - old for new, old in zip(mark, self._mark, strict=True))
         window = Window(position.iteration, epoch, position.seconds, float(self._sum), self._rows)
-        window.elapsed, window.sent, window.stall, window.lr = elapsed, int(sent), stall, lr
+        window.elapsed, window.sent, window.stall, window.lr = elapsed, int(sent), stall / self._clock.dilation, lr
         self._pending.append(window)
         self._mark, self._sum, self._rows = mark, 0.0, 0
 
@@ -143,6 +145,8 @@ class Recorder:
             "mb_per_second": sum(w.sent for w in windows) / len(windows) / elapsed / 1e6,
             "stall_share": sum(w.stall / max(w.elapsed, 1e-9) for w in windows) / len(windows),
         }
+        if not self._has_values:
+            self._figures |= {"train_loss": None}
         if not self._counted:
             self._figures |= {"mb_per_second": None, "stall_share": None}
         place = {"iteration": first.iteration, "epoch": first.epoch, "wall_s": first.seconds}

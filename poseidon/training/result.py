@@ -14,20 +14,31 @@ if TYPE_CHECKING:
     from poseidon.api import Session
 
 
-def collect(session: Session, model: nn.Module, outcome: Outcome, rows: int) -> dict[str, Any]:
+#: Beyond this part of all cores' time this machine was a run's limit.
+BUSY = 0.9
+#: Beyond this part of an iteration, undilated, the engine's busiest thread would be its limit (design: 0.7).
+ENGINE_BUSY = 0.7
+
+
+def collect(
+    session: Session, model: nn.Module, outcome: Outcome, rows: int, *, has_values: bool = True
+) -> dict[str, Any]:
     """Collective. The measured part of summary.json, the same on every rank; figures per rank are lists.
 
     Args:
         rows: global rows of a full step.
+        has_values: False: on emulated accelerators replicas have nothing to compare.
     """
-    session.synchronize()
+    if has_values:
+        session.synchronize()
     report = session.report(model)
     # Nobody sees how long PyTorch's own reducer waits: null is better than a zero that looks measured.
     counted = session.world_size == 1 or report["bytes_source"] == "counted"
     mine = {
-        "digest": session.digest(model),
+        "digest": session.digest(model) if has_values else None,
         "cpu": outcome.clock.cpu_seconds_per_iteration,
-        "stall_seconds": report["stall_seconds"] if counted else None,
+        "thread": outcome.clock.busiest_thread_seconds_per_iteration,
+        "stall_seconds": report["stall_seconds"] / outcome.clock.dilation if counted else None,
         "strangers": report["strangers"],
         "schemes": _dense_by_scheme(report),
         **{key: report[key] for key in _PER_RANK},
@@ -35,6 +46,8 @@ def collect(session: Session, model: nn.Module, outcome: Outcome, rows: int) -> 
     ranks = session.gather(mine)
     schemes = sorted({scheme for rank in ranks for scheme in rank["schemes"]})
     seconds = spread(outcome.clock.seconds)
+    cpu = _mean([rank["cpu"] for rank in ranks])
+    threads = [rank["thread"] for rank in ranks]
     score = outcome.score
     return {
         "iterations": outcome.position.iteration,
@@ -45,8 +58,17 @@ def collect(session: Session, model: nn.Module, outcome: Outcome, rows: int) -> 
         "seconds_to_target": outcome.seconds_to_target,
         "stall_seconds": _mean([rank["stall_seconds"] for rank in ranks]),
         "stall_seconds_per_rank": [rank["stall_seconds"] for rank in ranks],
-        "cpu_seconds_per_iteration": _mean([rank["cpu"] for rank in ranks]),
+        "cpu_seconds_per_iteration": cpu,
         "cpu_seconds_per_iteration_per_rank": [rank["cpu"] for rank in ranks],
+        "busiest_thread_seconds_per_iteration": threads,
+        "cpu_busy_share": outcome.clock.load.busy_share,
+        **limits(
+            seconds["median"] if seconds else None,
+            cpu,
+            max((thread for thread in threads if thread is not None), default=None),
+            max(rank["bytes_sent_per_iteration"] for rank in ranks),
+            outcome.clock.load.busy_share,
+        ),
         **{key: [rank[key] for rank in ranks] for key in _PER_RANK},
         "bytes_by_scheme": {s: max(rank["schemes"].get(s, 0.0) for rank in ranks) for s in schemes},
         "bytes_source": report["bytes_source"],
@@ -57,6 +79,27 @@ def collect(session: Session, model: nn.Module, outcome: Outcome, rows: int) -> 
         "replica_digests": [rank["digest"] for rank in ranks],
         # Each rank has sockets of its own that strangers may find.
         "strangers": {what: sum(rank["strangers"][what] for rank in ranks) for what in report["strangers"]},
+    }
+
+
+def limits(
+    seconds: float | None, cpu: float | None, thread: float | None, sent: float, busy: float | None
+) -> dict[str, Any]:
+    """Was software the limit? Its CPU time is not dilated, so it is held against undilated iterations.
+
+    Args:
+        seconds: of an iteration, undilated.
+        cpu: CPU seconds per iteration of one node.
+        thread: CPU seconds per iteration of the busiest engine thread of any node.
+        sent: bytes per iteration that a node sends.
+        busy: part of this machine's time that was not idle.
+    """
+    known = bool(seconds) and thread is not None
+    return {
+        "cpu_bound": None if busy is None else busy > BUSY,
+        "engine_bound": thread > ENGINE_BUSY * seconds if known else None,  # type: ignore[operator]
+        "engine_limit_bits_per_second": 8 * sent / thread if thread and sent else None,
+        "cores_per_node": cpu / seconds if seconds and cpu is not None else None,
     }
 
 

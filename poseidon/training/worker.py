@@ -19,6 +19,7 @@ from poseidon.errors import PEER_LOST_EXIT, PeerLostError, PoseidonError, UserEr
 if TYPE_CHECKING:
     from poseidon.api import Session
     from poseidon.config import Spec
+    from poseidon.config.schema import TrainConfig
 
 METRICS, PLAN, RESULT, CHECKPOINTS = "metrics.jsonl", "plan.json", "result.json", "checkpoints"
 
@@ -48,19 +49,29 @@ def main(argv: list[str] | None = None) -> int:
 def _work(path: Path) -> None:
     import torch
 
-    import poseidon
     from poseidon.config import load_spec
 
     spec = load_spec(path)
     config = spec.config
     torch.set_num_threads(config.cluster.threads)
-    encryption = config.comm.encryption
-    with poseidon.init(
-        timeout=config.comm.timeout,
+    with _join(config) as session:
+        train(session, spec)
+
+
+def _join(config: TrainConfig) -> Session:
+    import poseidon
+    from poseidon.api.env import read_env
+
+    timeout, encryption = config.comm.timeout * config.cluster.time_dilation, config.comm.encryption
+    if config.hardware is not None and read_env().world_size == 1:
+        from poseidon.training.emulated import session_of_one
+
+        return session_of_one(config, timeout)
+    return poseidon.init(
+        timeout=timeout,
         encryption=encryption.value if encryption is not None else None,
         device=None if config.device.value == "auto" else config.device.value,
-    ) as session:
-        train(session, spec)
+    )
 
 
 def train(session: Session, spec: Spec) -> dict[str, Any]:
@@ -78,7 +89,12 @@ def train(session: Session, spec: Spec) -> dict[str, Any]:
     from poseidon.training.result import collect
 
     run_dir = Path(spec.run_dir)
-    parts = assemble(spec.config, session.device)
+    if spec.config.hardware is None:
+        parts = assemble(spec.config, session.device)
+    else:
+        from poseidon.training.emulated import emulated_parts
+
+        parts = emulated_parts(spec.config, session)
     with ExitStack() as stack:
         outputs = Outputs()
         if session.rank == 0:
@@ -90,11 +106,12 @@ def train(session: Session, spec: Spec) -> dict[str, Any]:
         trainer = Trainer(session, parts, spec.config, outputs)
         outcome = trainer.run()
     rows = min(rows_per_step(spec.config) * session.world_size, parts.train_size)
-    result = collect(session, trainer.model, outcome, rows)
+    result = collect(session, trainer.model, outcome, rows, has_values=parts.has_values)
     if session.rank == 0:
         write_json(run_dir / PLAN, session.report(trainer.model)["plan"])
         write_json(run_dir / RESULT, result)
-    session.check(trainer.model)
+    if parts.has_values:
+        session.check(trainer.model)
     return result
 
 

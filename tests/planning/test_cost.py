@@ -77,9 +77,9 @@ def test_break_even():
     assert best_scheme(m, n, 128, 9, 9) == "ps"
 
 
-def test_no_rows_and_no_peers_go_by_ps():
+def test_no_rows_go_by_ps_and_no_peers_are_an_equality():
     assert best_scheme(10, 10, 0, 8, 8) == "ps"
-    assert best_scheme(10, 10, 1, 1, 1) == "ps"
+    assert best_scheme(10, 10, 1, 1, 1) == "sfb"
 
 
 def vgg19() -> list[Param]:

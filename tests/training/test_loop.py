@@ -258,7 +258,15 @@ def test_result_has_a_figure_per_rank_and_compares_replicas(make_parts):
 
     first, second = World(2).run(work)
     assert first == {**second, "train_seconds": first["train_seconds"]} | {
-        key: first[key] for key in ("iteration_seconds", "images_per_second")
+        key: first[key]
+        for key in (
+            "iteration_seconds",
+            "images_per_second",
+            "engine_bound",
+            "cores_per_node",
+            "cpu_busy_share",
+            "cpu_bound",
+        )
     }
     assert first["bytes_sent_per_iteration"] == [1000.0, 1000.0]
     assert len(first["replica_digests"]) == 2

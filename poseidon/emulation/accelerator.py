@@ -1,0 +1,129 @@
+"""An accelerator that takes a profile's time and computes nothing.
+
+One timeline of its own, on which layers, reconstruction and the optimizer step queue and never overlap each other; a
+copy engine each way between it and its host; and the host's CPU as far as it sums gradients. Sizes are real, values
+mean nothing, so that all tensors share memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from mmap import mmap
+
+import torch
+
+from poseidon.config.hardware import HardwareConfig
+from poseidon.emulation.layers import LayerTime
+from poseidon.emulation.timeline import Alarms, Timeline, sleep_until
+from poseidon.schemes import Contribution
+
+Then = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What takes time besides the layers; seconds and bytes/s, undilated.
+
+    Attributes:
+        step: seconds of an optimizer step.
+        host_copy: between device and host, each way; None: no time.
+        server_sum: gradients that a host adds up; None: no time.
+    """
+
+    step: float = 0.0
+    host_copy: float | None = None
+    server_sum: float | None = None
+
+    @classmethod
+    def of(cls, profile: HardwareConfig, step: float) -> Costs:
+        return cls(step, profile.host_copy, profile.server_sum)
+
+
+class Accelerator:
+    """Implements :class:`poseidon.engine.device.Device`.
+
+    Args:
+        calls: of the model's layers in a forward pass.
+        dilation: of all its times (``cluster.time_dilation``).
+    """
+
+    has_values = False
+
+    def __init__(self, calls: Iterable[LayerTime], costs: Costs, *, dilation: float = 1.0) -> None:
+        self._costs, self._dilation = costs, dilation
+        self._device = Timeline()
+        self._host = {"out": Timeline(), "in": Timeline(), "sum": Timeline()}
+        self._lock = threading.Lock()  # of the host's timelines, which several threads ask
+        self._alarms = Alarms()
+        self._row_product = {weight_of(call): product_seconds(call) / call.rows for call in calls if call.rows}
+        self._memory: dict[torch.dtype, torch.Tensor] = {}
+
+    # --- the device's own timeline -----------------------------------------------------------------------------
+
+    def ready(self) -> None:
+        """The next work depends on something that has just happened."""
+        self._device.ready()
+
+    def compute(self, seconds: float) -> None:
+        """Work on the device, until its end."""
+        sleep_until(self._device.reserve(seconds * self._dilation))
+
+    def step(self) -> None:
+        """An optimizer step, after everything that it waits for."""
+        self.ready()
+        self.compute(self._costs.step)
+
+    def reconstruct(
+        self, name: str, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """P x the weight's local product, P factors having come."""
+        self.ready()
+        self.compute(self._row_product.get(name, 0.0) * sum(c.k for c in contributions))
+        return self.tensor(shape, dtype)
+
+    # --- copy engines and the host -----------------------------------------------------------------------------
+
+    def to_host(self, nbytes: int, then: Then) -> None:
+        self._queue("out", nbytes, self._costs.host_copy, then)
+
+    def to_device(self, nbytes: int, then: Then) -> None:
+        self._queue("in", nbytes, self._costs.host_copy, then)
+
+    def summed(self, nbytes: int, then: Then, post: Callable[[Then], None]) -> None:
+        if self._costs.server_sum is None:
+            then()
+        else:
+            self._queue("sum", nbytes, self._costs.server_sum, lambda: post(then))
+
+    def _queue(self, which: str, nbytes: int, rate: float | None, then: Then) -> None:
+        if rate is None:
+            then()
+            return
+        with self._lock:
+            timeline = self._host[which]
+            timeline.ready()
+            self._alarms.at(timeline.reserve(nbytes / rate * self._dilation), then)
+
+    # --- memory ------------------------------------------------------------------------------------------------
+
+    def _reserve(self, numel: int, dtype: torch.dtype) -> None:
+        """Have memory for the largest tensor: zeros that cost nothing until they are written."""
+        if dtype not in self._memory or self._memory[dtype].numel() < numel:
+            self._memory[dtype] = torch.frombuffer(mmap(-1, numel * dtype.itemsize), dtype=dtype)
+
+    def tensor(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor that shares its memory with all others."""
+        self._reserve(max(1, shape.numel()), dtype)
+        return self._memory[dtype][: shape.numel()].view(shape)
+
+
+def weight_of(call: LayerTime) -> str:
+    """Name of a linear layer's weight; "" if it is not trained."""
+    return next((name for name in call.params if name.rpartition(".")[2] == "weight"), "")
+
+
+def product_seconds(call: LayerTime) -> float:
+    """Of a linear layer's backward pass, the time of u^T v, its weight's gradient: the forward pass's FLOPs."""
+    return call.backward * min(1.0, call.forward_flops / call.backward_flops) if call.backward_flops else 0.0
