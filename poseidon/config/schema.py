@@ -211,6 +211,21 @@ class PlanConfig(TrainConfig):
 
 
 @dataclass
+class ProfileOptions:
+    iterations: int = 10  # timed
+    warmup: int = 3  # not timed, before them
+    output: str | None = None  # a file; null: conf/hardware/NAME.yaml
+
+
+@dataclass
+class ProfileConfig(TrainConfig):
+    """Root of ``poseidon profile``: a training of one process, timed."""
+
+    profile: ProfileOptions = field(default_factory=ProfileOptions)
+    hardware: HardwareConfig | None = field(default_factory=HardwareConfig)  # what is to be known of it beforehand
+
+
+@dataclass
 class ReportOptions:
     experiment: str | None = None  # whose runs
     folder: str = "reports"  # the report is a folder in it

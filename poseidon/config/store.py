@@ -10,7 +10,7 @@ from functools import cache
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from poseidon.config.schema import PlanConfig, ReportConfig, TrainConfig, UiConfig
+from poseidon.config.schema import PlanConfig, ProfileConfig, ReportConfig, TrainConfig, UiConfig
 
 #: Tells this process's sweep from others that started in the same second; the same for all of its jobs.
 UNIQUE = secrets.token_hex(3)
@@ -21,6 +21,7 @@ def register() -> None:
     for workflow, schema in (
         ("train", TrainConfig),
         ("plan", PlanConfig),
+        ("profile", ProfileConfig),
         ("report", ReportConfig),
         ("ui", UiConfig),
     ):
