@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from poseidon.engine import Device
 from poseidon.engine.backward import Hook
 from poseidon.errors import PoseidonError
 
@@ -22,14 +23,17 @@ from poseidon.errors import PoseidonError
 class DDP:
     """One model under PyTorch DDP."""
 
-    def __init__(self, model: nn.Module, world_size: int, bucket_cap_mb: float) -> None:
+    def __init__(self, model: nn.Module, world_size: int, bucket_cap_mb: float, accelerator: Device) -> None:
         self.bytes = 0.0
         self._undo: list[Callable[[], None]] = []
         self._wrapper: Any = None
         trained = [p for p in model.parameters() if p.requires_grad]
         if not trained:
             return
-        wrapper: Any = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb)
+        valued = accelerator.has_values
+        wrapper: Any = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb, init_sync=valued)
+        if not valued:
+            wrapper.register_comm_hook(accelerator, lambda state, bucket: _all_reduce(state, bucket))
         if not (hasattr(wrapper, "_pre_forward") and hasattr(wrapper, "_post_forward")):
             raise PoseidonError(f"comm=ddp does not know torch {torch.__version__}: its DDP has no _pre_forward")
         self._wrapper = wrapper
@@ -63,3 +67,29 @@ class DDP:
         while self._undo:
             self._undo.pop()()
         self._wrapper = None
+
+
+def _all_reduce(accelerator: Device, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP's own all-reduce, between what an emulated accelerator takes to bring a bucket to its host, a ring to sum up
+    there, and the result to come back: the same that our schemes pay."""
+    buffer, world_size = bucket.buffer(), dist.get_world_size()
+    result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+    def reduce() -> None:
+        work = dist.all_reduce(buffer, async_op=True)
+        assert work is not None
+        work.get_future().add_done_callback(reduced)
+
+    def reduced(future: torch.futures.Future[Any]) -> None:
+        try:
+            future.value()
+        except RuntimeError as error:
+            result.set_exception(error)  # type: ignore[arg-type]  # torch types it as a result
+        else:
+            accelerator.summed(buffer.nbytes * (world_size - 1) // world_size, summed, lambda then: then())
+
+    def summed() -> None:
+        accelerator.to_device(buffer.nbytes, lambda: result.set_result(buffer))
+
+    accelerator.to_host(buffer.nbytes, reduce)
+    return result

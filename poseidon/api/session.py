@@ -135,7 +135,7 @@ class Session:
         self._distributed_so_far += 1
         sync: Engine | DDP | None = None
         if comm == "ddp" and self.world_size > 1:
-            sync = DDP(model, self.world_size, bucket_cap_mb)
+            sync = DDP(model, self.world_size, bucket_cap_mb, self.accelerator)
         elif self._exchange is not None:
             options = Options(comm, overlap, rows, kv_bytes, merge_bytes)
             sync = Engine(model, optimizers, self._exchange, index, options, self.accelerator, sizes)
