@@ -24,6 +24,9 @@ class Provenance:
     source: str | None = None
     trust: Trust = Trust.assumed
 
+    def __str__(self) -> str:
+        return f"{self.trust}: {self.source}" if self.source else str(self.trust)
+
 
 @dataclass
 class IterationConfig(Provenance):
@@ -47,6 +50,10 @@ class LayerTable(Provenance):
 
     batch_size: int = 1
     seconds: dict[str, LayerSeconds] = field(default_factory=dict)
+
+    def total(self) -> float:
+        """Seconds of all layers, forward and backward."""
+        return sum(layer.forward + layer.backward for layer in self.seconds.values())
 
 
 @dataclass
@@ -84,3 +91,17 @@ class HardwareConfig(Provenance):
     def provenance(self, key: str) -> Provenance:
         """Of a single key, such as ``flops``."""
         return self.sources.get(key) or Provenance(self.source, self.trust)
+
+    def basis(self, model: str, batch_size: int) -> str:
+        """One line for people: where a model's times come from, and how far they can be relied upon."""
+        entry, table = self.iterations.get(model), self.layers.get(model)
+        found = entry or table
+        if found is None:
+            origins = {str(self.provenance(key)) for key in ("flops", "flops_batchnorm")}
+            line = f"the model's FLOPs at the profile's rate ({' or '.join(sorted(origins))})"
+        else:
+            seconds = entry.seconds if entry else self.layers[model].total()
+            line = f"{seconds:.4g} s per iteration of {found.batch_size} rows ({found})"
+            if found.batch_size != batch_size:
+                line += f", linearly for {batch_size} rows"
+        return f"{line}, shared out among the layers by {'a measured table' if table else 'FLOPs'}"

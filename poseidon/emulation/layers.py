@@ -12,7 +12,7 @@ from poseidon.config.hardware import HardwareConfig, LayerSeconds, LayerTable
 from poseidon.emulation.calls import LayerCall, trace
 from poseidon.errors import UserError
 
-__all__ = ["LayerCall", "LayerTime", "basis", "layer_times", "step_bytes", "trace"]
+__all__ = ["LayerCall", "LayerTime", "layer_times", "step_bytes", "trace"]
 
 
 @dataclass(frozen=True)
@@ -63,27 +63,6 @@ def layer_times(
     ], step
 
 
-def basis(profile: HardwareConfig, model_name: str, batch_size: int) -> str:
-    """One line for people: where the times of :func:`layer_times` come from, and how far they can be relied upon."""
-    entry, table = profile.iterations.get(model_name), profile.layers.get(model_name)
-    found = entry or table
-    if found is None:
-        key = "flops"
-        if profile.flops is None or (profile.flops_batchnorm is not None and profile.flops_batchnorm != profile.flops):
-            key = "flops, flops_batchnorm"
-        origin = profile.provenance(key.partition(",")[0])
-        line = f"the model's FLOPs by {key}"
-    else:
-        origin = found
-        seconds = entry.seconds if entry else _sum(profile.layers[model_name])
-        line = f"{seconds:.4g} s per iteration of {found.batch_size} rows"
-    about = f" ({origin.trust}{': ' + origin.source if origin.source else ''})"
-    if found is not None and found.batch_size != batch_size:
-        about += f", linearly for {batch_size} rows"
-    shares = "a measured table" if table else "FLOPs"
-    return f"{profile.name or 'hardware'}: {line}{about}, shared out among the layers by {shares}"
-
-
 def step_bytes(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], params: Iterable[nn.Parameter]) -> float:
     """Bytes that an optimizer step reads and writes, found by trying it on the meta device.
 
@@ -120,7 +99,7 @@ def _compute(
             )
         return (entry.seconds - step) * batch_size / entry.batch_size
     if table is not None:
-        return _sum(table) * batch_size / table.batch_size
+        return table.total() * batch_size / table.batch_size
     normalises = any(call.batchnorm for call in calls)
     rate = profile.flops_batchnorm if normalises else profile.flops
     if rate is None or model_name in profile.iterations:
@@ -134,8 +113,8 @@ def _unknown(profile: HardwareConfig, model_name: str, normalises: bool | None) 
     rate = "" if normalises is None else f", nor hardware.{'flops_batchnorm' if normalises else 'flops'}"
     return UserError(
         f"hardware={name} has no time for model {model_name}: no hardware.iterations.{model_name}{rate}; add "
-        f"'+hardware.iterations={{{model_name}: {{batch_size: ROWS, seconds: SECONDS}}}}', or measure it on such a machine: "
-        f"poseidon profile model={model_name} hardware.name={name}"
+        f"'+hardware.iterations={{{model_name}: {{batch_size: ROWS, seconds: SECONDS}}}}', or measure it on such a "
+        f"machine: poseidon profile model={model_name} hardware=NAME"
     )
 
 
@@ -163,7 +142,3 @@ def _share(seconds: LayerSeconds, call: LayerCall, group: Sequence[LayerCall]) -
         return float(getattr(call, attribute) / whole if whole else 1 / len(group))
 
     return seconds.forward * part("forward_flops"), seconds.backward * part("backward_flops")
-
-
-def _sum(table: LayerTable) -> float:
-    return sum(layer.forward + layer.backward for layer in table.seconds.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from poseidon.config.paths import conf_dir
@@ -38,6 +39,7 @@ def render(profile: HardwareConfig, model: str, seconds: Sequence[float], flops:
         ", ".join(
             f"{word} {getattr(profile, key) / 1e9:.3g} GB/s" for key, word in _RATES.items() if getattr(profile, key)
         ),
+        *_doubts(seconds),
         f"profile: {path}",
         f"use it: {usage(path, model)}",
     ):
@@ -70,6 +72,13 @@ def _table(table: LayerTable) -> Any:
     for path, forward, backward in shown:
         drawn.add_row(path, _time(forward), _time(backward), f"{(forward + backward) / whole:.1%}")
     return drawn
+
+
+def _doubts(seconds: Sequence[float]) -> list[str]:
+    """An idle machine's median lies within a few percent of its best."""
+    if median(seconds) < 1.15 * min(seconds):
+        return []
+    return ["the iterations differ much: was the machine busy? Measure again when it is not"]
 
 
 def _from_here(folder: Path) -> Path:

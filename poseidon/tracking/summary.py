@@ -63,6 +63,7 @@ def begin(config: TrainConfig, overrides: Sequence[str], experiment: str | None 
         "degree": "emulated" if emulated_costs(config) else "real",
         "emulated_costs": emulated_costs(config),
         "hardware": part_name(asdict(config.hardware)) if config.hardware is not None else None,
+        "hardware_basis": config.hardware.basis(part_name(config.model) or "", batch) if config.hardware else None,
         "time_dilation": config.cluster.time_dilation,
         "comm": config.comm.name.value,
         "overlap": config.comm.overlap.value,

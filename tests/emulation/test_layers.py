@@ -20,7 +20,7 @@ from poseidon.config.hardware import (
     Trust,
 )
 from poseidon.config.paths import conf_dir
-from poseidon.emulation.layers import LayerTime, basis, layer_times, step_bytes, trace
+from poseidon.emulation.layers import LayerTime, layer_times, step_bytes, trace
 from poseidon.engine.parameters import tensors_in, trainable
 from poseidon.errors import UserError
 
@@ -210,10 +210,6 @@ def test_time_grows_with_the_rows_but_not_the_step_s():
     box = profile(iterations={"lenet": IterationConfig(batch_size=32, seconds=1.0, trust=Trust.published, source="X")})
     times, step = layer_times(calls, box, "lenet", 64, step_bytes=0.2e12)
     assert (total(times), step) == (pytest.approx(1.6), 0.2)
-    said = basis(box, "lenet", 64)
-    assert said == (
-        "box: 1 s per iteration of 32 rows (published: X), linearly for 64 rows, shared out among the layers by FLOPs"
-    )
     with pytest.raises(UserError, match=r"^hardware\.memory_bandwidth=1e\+12: the optimizer step alone .* 2 s"):
         layer_times(calls, box, "lenet", 64, step_bytes=2e12)
 

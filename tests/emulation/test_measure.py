@@ -11,11 +11,12 @@ from torch import nn
 from poseidon import cli
 from poseidon.config.build import build
 from poseidon.config.compose import compose
-from poseidon.config.hardware import HardwareConfig, Trust
+from poseidon.config.hardware import HardwareConfig, IterationConfig, LayerSeconds, LayerTable, Trust
 from poseidon.config.profiles import read_profile, write_profile
 from poseidon.emulation import measure
 from poseidon.emulation.layers import layer_times, trace
 from poseidon.errors import UserError
+from poseidon.reporting.profile import render
 
 FEW = ("profile.iterations=2", "profile.warmup=1", "trainer.batch_size=8")
 
@@ -144,6 +145,19 @@ def test_what_cannot_be_measured_is_one_line(arguments: list[str], said: str, ca
     assert said in message
     assert message.count("\n") == 1
     assert Path("conf/hardware/titan.yaml").read_text() == before
+
+
+def test_what_is_printed_is_short_and_doubts_a_busy_machine(tmp_path: Path):
+    seconds = {f"layer{i}": LayerSeconds(0.001 * i, 0.002 * i) for i in range(40)}
+    profile = HardwareConfig(
+        iterations={"m": IterationConfig(batch_size=8, seconds=2.5)}, layers={"m": LayerTable(seconds=seconds)}
+    )
+    calm = render(profile, "m", [2.5, 2.5, 2.6], 5e9, tmp_path / "hardware" / "box.yaml")
+    assert len(calm.splitlines()) < 25
+    assert "(28 others)" in calm
+    assert "2.500 s per iteration, median of 3 from 2.500 s to 2.600 s; 2 GFLOP/s" in calm
+    assert "busy" not in calm
+    assert "was the machine busy?" in render(profile, "m", [2.0, 2.5, 2.6], 5e9, tmp_path / "box.yaml")
 
 
 def test_a_profile_comes_back_as_it_was_written(tmp_path: Path):

@@ -9,9 +9,10 @@ import pytest
 from poseidon.config import dump_spec, load_spec
 from poseidon.config.check import check_train
 from poseidon.config.compose import compose
-from poseidon.config.hardware import Trust
+from poseidon.config.hardware import HardwareConfig, LayerSeconds, LayerTable, Trust
 from poseidon.config.paths import conf_dir
 from poseidon.errors import UserError
+from poseidon.tracking import summary
 
 SHIPPED = sorted(file.stem for file in (conf_dir() / "hardware").glob("*.yaml"))
 
@@ -104,3 +105,31 @@ def test_a_key_of_hardware_needs_a_choice_first():
         with pytest.raises(UserError) as error:
             compose("train", [override])
         assert str(error.value) == f"{override}: hardware is null, and has no keys; choose one, hardware=..."
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "said"),
+    [
+        (
+            "vgg19_22k",
+            64,
+            "0.925 s per iteration of 32 rows (published: P17's Caffe baseline on one machine), linearly for 64 rows, "
+            "shared out among the layers by FLOPs",
+        ),
+        (
+            "resnet152",
+            32,
+            "the model's FLOPs at the profile's rate (assumed: AlexNet's 0.25 s or assumed: Inception-V3's 43.2 "
+            "images/s), shared out among the layers by FLOPs",
+        ),
+    ],
+)
+def test_a_run_s_record_says_what_its_times_rest_on(model: str, rows: int, said: str):
+    config = compose("train", ["hardware=titan_x", f"model={model}", f"trainer.batch_size={rows}"])
+    assert summary.begin(config, [])["hardware_basis"] == said
+
+
+def test_a_measured_table_is_named():
+    table = LayerTable("me", Trust.measured, 8, {"fc": LayerSeconds(0.1, 0.2)})
+    said = HardwareConfig(layers={"m": table}).basis("m", 8)
+    assert said == "0.3 s per iteration of 8 rows (measured: me), shared out among the layers by a measured table"
