@@ -65,5 +65,5 @@ def test_titan_x_has_the_rates_that_fit_the_paper_s_points_of_one_node():
 def test_it_prints_what_is_missed(capsys: pytest.CaptureFixture[str]):
     fitting.main()
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("host_copy 9.79e+09 bytes/s")
+    assert printed[0].startswith("host_copy 9.789e+09 bytes/s")
     assert len(printed) == 4
