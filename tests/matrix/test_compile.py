@@ -89,17 +89,20 @@ def compiled(way: str, backend: str, before: bool) -> Case:
     return Case(Net, vectors(6), step=one_after_the_other, after=compile_)
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("way", "before", "backend"),
     [
         ("wrapped", False, "eager"),
-        ("wrapped", False, "aot_eager"),
+        pytest.param("wrapped", False, "aot_eager", marks=SLOW),
         ("in place", True, "aot_eager"),
-        ("in place", False, "aot_eager"),
-        ("by block", True, "aot_eager"),
+        pytest.param("in place", False, "aot_eager", marks=SLOW),
+        pytest.param("by block", True, "aot_eager", marks=SLOW),
         ("by block", False, "eager"),
         ("one block", True, "eager"),
-        ("one block", False, "aot_eager"),
+        pytest.param("one block", False, "aot_eager", marks=SLOW),
     ],
 )
 def test_compiled_models_equal_one_process(way: str, before: bool, backend: str) -> None:
@@ -108,13 +111,14 @@ def test_compiled_models_equal_one_process(way: str, before: bool, backend: str)
     assert set(reports[0]["schemes"].values()) == {"ps", *(["sfb"] if way == "one block" else [])}
 
 
+@SLOW
 @pytest.mark.parametrize("comm", ["ps", "hybrid"])
 def test_a_compiled_wrapper_is_distributed_itself(comm: str) -> None:
     case = Case(lambda: torch.compile(Net(), backend="aot_eager"), vectors(6), step=one_after_the_other)  # type: ignore[arg-type, return-value]
     assert_equals_one_process(case, comm, [5, 3])
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", ["wrapped", "by block"])
 def test_inductor(way: str) -> None:

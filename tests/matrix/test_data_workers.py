@@ -97,6 +97,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_workers_that_use_the_model_leave_the_engine_alone(tmp_path: Path) -> None:
     output, ok, reason = run_script(tmp_path, TRAIN)
