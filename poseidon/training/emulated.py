@@ -94,11 +94,14 @@ def emulated_parts(config: TrainConfig, session: Session) -> Parts:
 
 
 def _on_meta(config: TrainConfig) -> nn.Module:
-    with torch.device("meta"):
-        model: Any = build(config.model, key="model")
+    try:
+        with torch.device("meta"):
+            model: Any = build(config.model, key="model")
+    except NotImplementedError:  # it computes with numbers while it is built
+        model = build(config.model, key="model")
     if not isinstance(model, nn.Module):
         raise UserError(f"model: {config.model.get('_target_')} gave {type(model).__name__}, must be a nn.Module")
-    return model.train()
+    return model.train().to("meta")
 
 
 def _sizes(config: TrainConfig, trial: nn.Module, inputs: Any) -> dict[str, FactorSize] | None:
