@@ -6,7 +6,7 @@ need a :class:`Launcher` and a :class:`Process` of their own and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -62,6 +62,10 @@ class Process(Protocol):
 class Launcher(Protocol):
     """Starts ranks on hosts of one kind."""
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What its hosts lack of what the config asks for, a line each."""
+
     def start(self, task: Task) -> Process:
         """Start one rank.
 
@@ -108,6 +112,7 @@ class JobResult:
         reason: one line: which rank, and how it ended. Empty if ok.
         interrupted: the user, or SIGTERM to the launcher, ended it.
         exit_codes: of each rank as :meth:`Process.poll` gives it; None: never started, or would not die.
+        warnings: what the cluster lacks of what the config asks for, a line each.
     """
 
     ok: bool
@@ -116,6 +121,7 @@ class JobResult:
     reason: str
     interrupted: bool
     exit_codes: tuple[int | None, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def status(self) -> str:

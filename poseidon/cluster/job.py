@@ -14,10 +14,12 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from poseidon.cluster.base import Grace, JobResult, Launcher, OnLine, Process, Task
+from poseidon.cluster.emulated import EmulatedLauncher
 from poseidon.cluster.environment import listening_socket, rank_environment
 from poseidon.cluster.interrupts import Interrupts
 from poseidon.cluster.local import LocalLauncher
@@ -36,7 +38,6 @@ from poseidon.config.schema import ClusterConfig, ClusterKind
 
 _TICK = 0.05  # seconds between looks at the clock and at the processes
 _NEVER = float("inf")
-_LAUNCHERS = {ClusterKind.local: LocalLauncher}
 
 
 def launch_job(
@@ -65,30 +66,38 @@ def launch_job(
     Raises:
         OSError: ``log_dir`` or a file in it cannot be written. A rank that cannot be started is no
             exception but a failed job.
+        UserError: this machine cannot make the cluster; nothing has been started.
     """
     assert world_size >= 1
     log_dir.mkdir(parents=True, exist_ok=True)
     grace = grace or Grace()
-    launcher = launcher or _LAUNCHERS[cluster_cfg.name]()
-    try:
-        with Interrupts() as interrupts, listening_socket(world_size) as store:
-            base = {**os.environ, **(env or {})}
-            tasks = [
-                Task(
-                    rank,
-                    list(argv),
-                    rank_environment(rank, world_size, base=base, threads=cluster_cfg.threads, store=store),
-                    log_dir / f"rank{rank}.log",
-                    pass_fds=(store.fileno(),) if rank == 0 else (),
-                )
-                for rank in range(world_size)
-            ]
-            with _Job(Screen(on_line, grace.hold), interrupts, grace) as job:
-                failure = job.start(tasks, launcher)
+    screen = Screen(on_line, grace.hold)
+    with ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts())
+        launcher = launcher or _launcher(cluster_cfg, world_size)
+        stack.callback(launcher.close)
+        for warning in launcher.warnings:
+            screen.say(warning)
+        emulated = cluster_cfg.name is ClusterKind.emulated
+        store = None if emulated else stack.enter_context(listening_socket(world_size))
+        base, threads = {**os.environ, **(env or {})}, cluster_cfg.threads
+        envs = [
+            rank_environment(rank, world_size, base=base, threads=threads, store=store) for rank in range(world_size)
+        ]
+        fds = (store.fileno(),) if store else ()
+        tasks = [
+            Task(rank, list(argv), env, log_dir / f"rank{rank}.log", () if rank else fds, host=rank)
+            for rank, env in enumerate(envs)
+        ]
+        with _Job(screen, interrupts, grace) as job:
+            failure = job.start(tasks, launcher)
+            if store:
                 store.close()  # rank 0's alone: whoever calls after its death is refused, not left waiting
-                return failure or job.run()
-    finally:
-        launcher.close()
+            return replace(failure or job.run(), warnings=tuple(launcher.warnings))
+
+
+def _launcher(cluster: ClusterConfig, nodes: int) -> Launcher:
+    return EmulatedLauncher(cluster, nodes) if cluster.name is ClusterKind.emulated else LocalLauncher()
 
 
 @dataclass

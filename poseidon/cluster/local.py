@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from poseidon.cluster.base import Task
 from poseidon.cluster.guard import PARENT_PID
@@ -82,6 +82,8 @@ class LocalProcess:
 
 class LocalLauncher:
     """Implements :class:`poseidon.cluster.base.Launcher` on this machine, whatever the task's host."""
+
+    warnings: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._keeper: Keeper | None = None

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from poseidon.config.profiles import check_hardware
-from poseidon.config.schema import OPEN_GROUPS, Comm, Device, Overlap, Part, TrainConfig
+from poseidon.config.schema import OPEN_GROUPS, ClusterConfig, ClusterKind, Comm, Device, Overlap, Part, TrainConfig
 from poseidon.config.targets import check_target
+from poseidon.config.units import parse_rate, parse_seconds
 from poseidon.errors import UserError
 
 #: Smallest values; null passes where the type allows it.
@@ -31,6 +32,8 @@ _AT_LEAST = {
 _POSITIVE = ("comm.timeout", "comm.ddp.bucket_cap_mb", "trainer.epochs", "trainer.clip_norm", "trainer.target_accuracy")
 #: Largest message of the transport, in bytes.
 MOST_KV_BYTES = 64 * 1024 * 1024
+#: Keys of the cluster that mean something where the network is emulated only.
+_EMULATED = ("bandwidth", "node_bandwidth", "latency", "time_dilation")
 _INTERVALS = ("epoch", "iteration")
 #: Arguments of torch's schedules that conf/ takes from trainer.epochs.
 _LENGTHS = ("T_max", "total_iters")
@@ -39,6 +42,7 @@ _LENGTHS = ("T_max", "total_iters")
 def check_train(config: TrainConfig) -> None:
     """Raises UserError in one line if the config cannot run; imports no torch and none of the targets."""
     _check_ranges(config)
+    check_cluster(config.cluster)
     _check_contradictions(config)
     _check_dataset(config.dataset)
     if config.hardware is not None:
@@ -70,6 +74,28 @@ def _check_ranges(config: TrainConfig) -> None:
         )
 
 
+def check_cluster(cluster: ClusterConfig) -> None:
+    """Raises UserError in one line if the network that is asked for makes no sense."""
+    if cluster.name is not ClusterKind.emulated:
+        for name in _EMULATED:
+            if getattr(cluster, name) != getattr(ClusterConfig(), name):
+                raise UserError(
+                    f"cluster.{name}={getattr(cluster, name)}: is for cluster=emulated only; with "
+                    f"cluster={cluster.name.value} the network is the real one"
+                )
+        return
+    if cluster.bandwidth is not None:
+        parse_rate("cluster.bandwidth", cluster.bandwidth)
+    for node, rate in cluster.node_bandwidth.items():
+        if node not in range(cluster.nodes):
+            raise UserError(f"cluster.node_bandwidth.{node}: there are nodes 0 to {cluster.nodes - 1} (cluster.nodes)")
+        parse_rate(f"cluster.node_bandwidth.{node}", rate)
+    if cluster.latency is not None:
+        parse_seconds("cluster.latency", cluster.latency)
+    if not 1 <= cluster.time_dilation < math.inf:
+        raise UserError(f"cluster.time_dilation={cluster.time_dilation}: must be at least 1")
+
+
 def _check_contradictions(config: TrainConfig) -> None:
     trainer, comm = config.trainer, config.comm
     if trainer.epochs is None and trainer.iterations is None:
@@ -85,6 +111,11 @@ def _check_contradictions(config: TrainConfig) -> None:
         raise UserError(f"trainer.accumulate={trainer.accumulate}: must be at most {key}={rows}, which it cuts up")
     if comm.name is Comm.ddp and comm.overlap is Overlap.none:
         raise UserError("comm.overlap=none: comm=ddp always overlaps; leave it at backward, or take comm=ps")
+    if config.device is not Device.cpu and config.cluster.name is ClusterKind.emulated:
+        raise UserError(
+            f"device={config.device.value}: with cluster=emulated all nodes are of this machine, and their GPUs would "
+            f"go past its network; leave device at cpu"
+        )
     if config.device is Device.cuda and comm.name not in (Comm.single, Comm.ddp):
         raise UserError(f"device=cuda: comm={comm.name.value} trains on the CPU; take comm=ddp, or leave device at cpu")
 

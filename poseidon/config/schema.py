@@ -127,9 +127,13 @@ class ClusterConfig:
     threads: int = 1  # BLAS/OpenMP threads per rank
     # Of cluster=emulated only:
     bandwidth: str | None = None  # of each node's link, each way: "1gbit"; null: unshaped
-    node_bandwidth: dict[int, str] = field(default_factory=dict)  # of some nodes' links, by index, instead
+    node_bandwidth: dict[Any, str] = field(default_factory=dict)  # of some nodes' links, by number, instead
     latency: str | None = None  # one way, beside what the rate costs: "50us"
     time_dilation: float = 1.0  # f: bandwidth is divided by it, times are multiplied
+
+    def __post_init__(self) -> None:
+        # In YAML a node's number is one, on a command line and in JSON it is text.
+        self.node_bandwidth = {int(k) if str(k).isdecimal() else k: rate for k, rate in self.node_bandwidth.items()}
 
 
 @dataclass

@@ -81,6 +81,11 @@ def find_host() -> Host:
     raise UserError(f"cluster=emulated: may not make network namespaces: {_remedy()}")
 
 
+def congestion_controls() -> list[str]:
+    """TCP's, that this kernel has."""
+    return (_read("net/ipv4/tcp_available_congestion_control") or "").split()
+
+
 def _works(host: Host) -> bool:
     # Changing a device is another right than making the namespace.
     command = host.new(None, [host.ip, "link", "set", "lo", "up"])

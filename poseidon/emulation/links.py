@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address, ip_network
 
 from poseidon.config.schema import ClusterConfig
 from poseidon.config.units import parse_rate, parse_seconds
 
 #: Of a node, to the node; the switch's ends of the links are ``port0`` and so on.
 INTERFACE = "eth0"
-_FIRST = 10 << 24 | 77 << 16
-#: Length of the network's prefix.
-PREFIX = 16
+_FIRST = IPv4Address("10.77.0.0")
+_PREFIX = 16
+#: TCP's, on the nodes: that of most machines, whatever is this machine's own.
+CONGESTION_CONTROL = "cubic"
 
-# The kernel hands packets of up to 64 KiB (to be cut to 1500 bytes by the network card) through a link as one: a
-# bucket that holds less has them cut in software, at several times the CPU.
-_LEAST_BURST = 80 * 1024
-# A core that is late by less than this does not cost the link its rate.
-_BURST_SECONDS = 0.002
-# What waits in a port of the switch before packets are dropped.
-_LEAST_QUEUE = 1024 * 1024
-_QUEUE_SECONDS = 0.010
+# What a link that was idle lets through at once. The kernel hands packets of up to 64 KiB (which the network card would
+# cut) through it as one; a bucket that holds less than two of these loses rate, as does one that a core fills too late.
+_LEAST_BURST = 128 * 1024
+_BURST_SECONDS = 0.001
+# What waits in a port of the switch before packets are dropped: as much as a small switch has.
+_LEAST_QUEUE = 512 * 1024
+_QUEUE_SECONDS = 0.004
 _NETEM_PACKETS = 1_000_000  # enough for any rate: how much waits is the business of other queues
 
 
@@ -40,8 +41,7 @@ class Link:
 
 def address(node: int) -> str:
     """Of a node, the same in every run: networks do not see one another."""
-    number = _FIRST + node + 1
-    return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
+    return str(_FIRST + node + 1)
 
 
 def links(cluster: ClusterConfig, nodes: int) -> list[Link]:
@@ -101,10 +101,14 @@ def wiring(pids: Sequence[int]) -> list[str]:
     return lines
 
 
-def wiring_node(node: int) -> list[str]:
-    """ip's commands within a node's namespace."""
-    return [
+def wiring_node(node: int, congestion_control: str | None) -> list[str]:
+    """ip's commands within a node's namespace. None: this machine's own congestion control."""
+    lines = [
         "link set lo up",
         f"link set {INTERFACE} addrgenmode none up",
-        f"address add {address(node)}/{PREFIX} dev {INTERFACE}",
+        f"address add {address(node)}/{_PREFIX} dev {INTERFACE}",
     ]
+    if congestion_control is not None:
+        network = ip_network(f"{address(node)}/{_PREFIX}", strict=False)
+        lines.append(f"route change {network} dev {INTERFACE} src {address(node)} congctl {congestion_control}")
+    return lines

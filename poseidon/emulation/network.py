@@ -18,8 +18,8 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from poseidon.emulation.host import SECONDS, Host, find_host
-from poseidon.emulation.links import Link, shape_node, shape_port, wiring, wiring_node
+from poseidon.emulation.host import SECONDS, Host, congestion_controls, find_host
+from poseidon.emulation.links import CONGESTION_CONTROL, Link, shape_node, shape_port, wiring, wiring_node
 from poseidon.errors import UserError
 
 _KEEP = "echo; read _"  # says that it is in its namespace; ends with the pipe
@@ -113,8 +113,9 @@ class Network:
         self._run(
             switch, self._host.tc, [line for i, link in enumerate(links) for line in shape_port(link, f"port{i}")]
         )
+        control = self._congestion_control()
         for i, (pid, link) in enumerate(zip(nodes, links, strict=True)):
-            self._run(pid, self._host.ip, wiring_node(i))
+            self._run(pid, self._host.ip, wiring_node(i, control))
             self._run(pid, self._host.tc, shape_node(link))
 
     def _feasible(self, switch: int, links: Sequence[Link]) -> Sequence[Link]:
@@ -126,6 +127,12 @@ class Network:
             return links
         self.warnings.append("this kernel has no netem: cluster.latency is not emulated")
         return [Link(link.rate) for link in links]
+
+    def _congestion_control(self) -> str | None:
+        if CONGESTION_CONTROL in congestion_controls():
+            return CONGESTION_CONTROL
+        self.warnings.append(f"this kernel has no TCP {CONGESTION_CONTROL}: nodes take its own congestion control")
+        return None
 
     def _run(self, pid: int, tool: str, lines: Sequence[str]) -> None:
         """Give a tool its commands, within the namespace of ``pid``."""

@@ -62,6 +62,7 @@ def begin(config: TrainConfig, overrides: Sequence[str], experiment: str | None 
         "error": None,
         "degree": "emulated" if emulated_costs(config) else "real",
         "emulated_costs": emulated_costs(config),
+        "not_emulated": [],  # of what was asked for, in words
         "hardware": part_name(asdict(config.hardware)) if config.hardware is not None else None,
         "hardware_basis": config.hardware.basis(part_name(config.model) or "", batch) if config.hardware else None,
         "time_dilation": config.cluster.time_dilation,

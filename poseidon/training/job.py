@@ -15,7 +15,8 @@ from poseidon.cluster import launch_job
 from poseidon.cluster.base import LAUNCHER
 from poseidon.config import dump_spec, to_plain
 from poseidon.config.check import check_train
-from poseidon.config.schema import Comm, TrainConfig
+from poseidon.config.schema import ClusterKind, Comm, TrainConfig
+from poseidon.emulation.host import find_host
 from poseidon.errors import UserError
 from poseidon.reporting import run_figures
 from poseidon.tracking import summary as summaries
@@ -84,6 +85,7 @@ def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Job
             on_line=display.on_line,
         )
         status, error, exit_code = job.status, job.reason or None, job.exit_code
+        summary["not_emulated"] = list(job.warnings)
     except BaseException as failure:
         kind = "" if isinstance(failure, UserError) else f"{type(failure).__name__}: "
         error = " ".join(f"{kind}{failure}".split()).removesuffix(":")
@@ -107,6 +109,8 @@ def checked(config: TrainConfig) -> TrainConfig:
         UserError: naming the key that cannot be used, before anything is started.
     """
     check_train(config)
+    if config.cluster.name is ClusterKind.emulated:
+        find_host()
     trainer = config.trainer
     if trainer.resume is None:
         return config

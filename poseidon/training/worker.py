@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poseidon.cluster.guard import end_with_parent
+from poseidon.config.schema import ClusterKind, Encryption
 from poseidon.errors import PEER_LOST_EXIT, PeerLostError, PoseidonError, UserError
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def _join(config: TrainConfig) -> Session:
     from poseidon.api.env import read_env
 
     timeout, encryption = config.comm.timeout * config.cluster.time_dilation, config.comm.encryption
+    if encryption is None and config.cluster.name is ClusterKind.emulated:
+        encryption = Encryption.none  # chosen for the user here alone: nobody else can listen on such a network
     if config.hardware is not None and read_env().world_size == 1:
         from poseidon.training.emulated import session_of_one
 

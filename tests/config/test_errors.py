@@ -11,7 +11,7 @@ from poseidon import cli
 MISTAKES = [
     # unknown names
     (["model=lenett"], ["model=lenett", "did you mean lenet?", "alexnet, alexnet_22k, cifar10_quick"]),
-    (["cluster="], ["cluster=", "cluster is local"]),
+    (["cluster="], ["cluster=", "cluster is emulated or local"]),
     (["experiment=lenet_mnits"], ["did you mean lenet_mnist?"]),
     (["modell=lenet"], ["modell: there is no such key", "did you mean model?"]),
     (["trainer.epoch=3"], ["trainer.epoch: there is no such key", "did you mean trainer.epochs?"]),
