@@ -1,0 +1,101 @@
+"""Trainings on emulated accelerators, from a config: nothing learnt, and times as the profile says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from poseidon.api import Session
+from poseidon.config.compose import compose
+from poseidon.config.spec import Spec, to_plain
+from poseidon.tracking import summary as summaries
+from poseidon.training.emulated import session_of_one
+from poseidon.training.result import limits
+from poseidon.training.worker import train
+from tests.ranks import run_ranks
+
+SECONDS, ROWS = 0.03, 8
+EMULATED = [
+    "model=lenet",
+    "dataset=synthetic",
+    "dataset.size=100",
+    f"trainer.batch_size={ROWS}",
+    "trainer.epochs=null",
+    "trainer.iterations=5",
+    "trainer.log_every=1",
+    "hardware=titan_x",
+    f"+hardware.iterations={{lenet: {{batch_size: {ROWS}, seconds: {SECONDS}}}}}",
+]
+
+
+def spec(folder: Path, *overrides: str) -> Spec:
+    config = compose("train", [*EMULATED, *overrides])
+    return Spec(config, [], str(folder), to_plain(config))
+
+
+def run(folder: Path, ranks: int, *overrides: str) -> list[dict[str, Any]]:
+    given = spec(folder, *overrides)
+    store = dist.HashStore()
+
+    def body(session: Session) -> dict[str, Any]:
+        session._store = store
+        return train(session, given)
+
+    return run_ranks(ranks, body)
+
+
+@pytest.mark.parametrize("comm", ["ps", "hybrid"])
+def test_has_speeds_and_bytes_but_nothing_that_needs_values(tmp_path: Path, comm: str) -> None:
+    result = run(tmp_path, 2, f"comm={comm}")[0]
+    assert result["replica_digests"] == [None, None]
+    assert (result["train_loss"], result["eval_accuracy"], result["eval_loss"]) == (None, None, None)
+    assert result["iteration_seconds"]["median"] >= SECONDS
+    assert result["bytes_dense_per_iteration"] == result["bytes_planned_per_iteration"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["metrics.jsonl", "plan.json", "result.json"]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [1, 2, 3, 4, 5]
+    assert {line["train_loss"] for line in lines} == {None}
+
+
+def test_times_are_told_undilated(tmp_path: Path) -> None:
+    """At f = 5 each iteration lasts five times as long, and the record says what it would have been."""
+    result = run(tmp_path, 1, "comm=single", "cluster=emulated", "cluster.time_dilation=5.0")[0]
+    assert SECONDS <= result["iteration_seconds"]["median"] < 2 * SECONDS
+    assert result["images_per_second"] == pytest.approx(ROWS / result["iteration_seconds"]["median"])
+    assert SECONDS * 5 <= result["train_seconds"] < SECONDS * 10
+
+
+def test_one_node_pays_for_its_host_under_our_schemes_only(tmp_path: Path) -> None:
+    schemes = {}
+    for comm in ("single", "ddp", "ps", "hybrid"):
+        given = spec(tmp_path, f"comm={comm}", "cluster.nodes=1", "trainer.iterations=2")
+        with session_of_one(given.config, 20.0) as session:
+            schemes[comm] = train(session, given)["schemes"]
+    assert set(schemes["single"].values()) == {"none"}
+    assert set(schemes["ps"].values()) == {"ps"}
+    assert "sfb" in schemes["hybrid"].values()
+
+
+def test_the_record_says_what_is_emulated() -> None:
+    summary = summaries.begin(compose("train", EMULATED), [])
+    assert summary["degree"] == "emulated"
+    assert summary["hardware"] == "titan_x"
+    assert {"layers", "host_copy", "server_sum"} <= set(summary["emulated_costs"])
+    real = summaries.begin(compose("train", EMULATED[:2]), [])
+    assert (real["degree"], real["hardware"], real["emulated_costs"]) == ("real", None, [])
+
+
+def test_software_is_held_against_undilated_iterations() -> None:
+    found = limits(seconds=0.5, cpu=1.0, thread=0.4, sent=1e8, busy=0.95)
+    assert found["engine_bound"]
+    assert found["cpu_bound"]
+    assert found["engine_limit_bits_per_second"] == pytest.approx(2e9)
+    assert found["cores_per_node"] == 2.0
+    found = limits(seconds=0.5, cpu=1.0, thread=0.3, sent=0.0, busy=0.5)
+    assert (found["engine_bound"], found["cpu_bound"]) == (False, False)
+    assert found["engine_limit_bits_per_second"] is None
+    assert set(limits(None, None, None, 0.0, None).values()) == {None}
