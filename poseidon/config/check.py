@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from poseidon.config.profiles import check_hardware
-from poseidon.config.schema import OPEN_GROUPS, ClusterConfig, ClusterKind, Comm, Device, Overlap, Part, TrainConfig
+from poseidon.config.schema import (
+    OPEN_GROUPS,
+    ClusterConfig,
+    ClusterKind,
+    Comm,
+    Device,
+    Overlap,
+    Part,
+    TrainConfig,
+    ValidateConfig,
+)
 from poseidon.config.targets import check_target
 from poseidon.config.units import parse_rate, parse_seconds
 from poseidon.errors import UserError
@@ -54,6 +64,18 @@ def check_train(config: TrainConfig) -> None:
         check_target(group, Part.of(group, node).arguments())
     _check_optimizer(config.optimizer)
     _check_schedule(config.schedule)
+
+
+def check_validate(config: ValidateConfig) -> None:
+    """Raises UserError in one line if there is nothing that could be measured."""
+    cluster, seconds = config.cluster, config.validate.seconds
+    if cluster.name is not ClusterKind.emulated:
+        raise UserError(f"cluster={cluster.name.value}: poseidon validate measures emulated networks: cluster=emulated")
+    if cluster.nodes < 2:
+        raise UserError(f"cluster.nodes={cluster.nodes}: must be at least 2 for a network between them")
+    if not 0 < seconds < math.inf:
+        raise UserError(f"validate.seconds={seconds}: must be greater than 0")
+    check_cluster(cluster)
 
 
 def _check_ranges(config: TrainConfig) -> None:

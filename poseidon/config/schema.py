@@ -257,3 +257,16 @@ class UiConfig:
 
     ui: UiOptions = field(default_factory=UiOptions)
     tracking: StoreConfig = field(default_factory=StoreConfig)
+
+
+@dataclass
+class ValidateOptions:
+    seconds: float = 3.0  # that each pattern is measured for
+
+
+@dataclass
+class ValidateConfig:
+    """Root of ``poseidon validate``."""
+
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    validate: ValidateOptions = field(default_factory=ValidateOptions)

@@ -10,7 +10,7 @@ from functools import cache
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from poseidon.config.schema import PlanConfig, ProfileConfig, ReportConfig, TrainConfig, UiConfig
+from poseidon.config.schema import PlanConfig, ProfileConfig, ReportConfig, TrainConfig, UiConfig, ValidateConfig
 
 #: Tells this process's sweep from others that started in the same second; the same for all of its jobs.
 UNIQUE = secrets.token_hex(3)
@@ -24,6 +24,7 @@ def register() -> None:
         ("profile", ProfileConfig),
         ("report", ReportConfig),
         ("ui", UiConfig),
+        ("validate", ValidateConfig),
     ):
         ConfigStore.instance().store(name=f"base_{workflow}", node=schema, provider="poseidon")
     OmegaConf.register_new_resolver("poseidon_unique", lambda: UNIQUE, replace=True)
