@@ -18,6 +18,9 @@ class UserError(PoseidonError):
 class OutOfStepError(UserError):
     """Ranks make different numbers of backward passes or optimizer steps; raised on every rank."""
 
+    #: How its message begins, by which the other ranks know it.
+    BEGINNING = "ranks are out of step"
+
 
 class PeerLostError(PoseidonError):
     """Another rank died, left or fell silent.

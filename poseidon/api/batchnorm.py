@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from poseidon.engine.backward import Hook
 from poseidon.errors import PoseidonError, UserError
 
 log = logging.getLogger("poseidon")
@@ -19,25 +20,22 @@ _CONVERTIBLE = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 _LAZY = (nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d)
 
 
-def sync_batchnorm(model: nn.Module, *, rows: Literal["leading", "equal"] = "leading") -> nn.Module:
+def sync_batchnorm(model: nn.Module) -> nn.Module:
     """Let every batch-norm of `model` take its training statistics over the rows of all ranks, in place.
 
     One collective of 2 C + 1 numbers per layer and direction, in torch's default process group. Every rank must call
     the same layers equally often, in the same order. Parameters, buffers, hooks and state_dict keys stay; torch's own
     ``nn.SyncBatchNorm``, which refuses the CPU and weighs ranks equally, is replaced as well.
 
-    Args:
-        rows: what a rank's loss counts for, as in ``session.distribute``: ``leading``: the first dimension of the
-            layer's input; ``equal``: as much as every other's (``comm="ddp"``).
+    In a distributed model a rank's loss counts for its n_r rows, as everywhere; before, for the first dimension of the
+    layer's input. Of a sum that is differentiated on the way (a gradient penalty) it does not: give ranks equal rows.
 
     Returns:
         `model` itself.
 
     Raises:
-        UserError: a lazy layer that has not seen data yet; a bad argument.
+        UserError: a lazy layer that has not seen data yet.
     """
-    if rows not in ("leading", "equal"):
-        raise UserError(f"rows={rows!r} is not one of leading, equal")
     for name, module in model.named_modules():
         if isinstance(module, _LAZY):
             raise UserError(f"batch-norm {name or '(root)'} has no shape yet: run one forward pass before this call")
@@ -46,9 +44,18 @@ def sync_batchnorm(model: nn.Module, *, rows: Literal["leading", "equal"] = "lea
         elif isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
             kind = type(module).__name__
             log.warning("batch-norm %s is a %s, not one of torch's: its statistics stay local", name, kind)
-        if isinstance(module, SyncBatchNorm):
-            module.rows = rows
     return model
+
+
+#: -> (n_r of the present pass or None, has the user said so?)
+Rows = Callable[[], tuple[int | None, bool]]
+
+
+def weigh(model: nn.Module, rows: Rows | None) -> None:
+    """Let every synchronised batch-norm of `model` ask `rows` for n_r; None: no longer."""
+    for module in model.modules():
+        if isinstance(module, SyncBatchNorm):
+            module.n_r = Hook() if rows is None else Hook(rows)
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -60,7 +67,8 @@ class SyncBatchNorm(_BatchNorm):
         PoseidonError: the other ranks' statistics do not come.
     """
 
-    rows: str = "leading"
+    #: A hook, since copies of the layer must forget it.
+    n_r: Hook = Hook()
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -71,8 +79,7 @@ class SyncBatchNorm(_BatchNorm):
         if not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(input)
         x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-        rows = 1 if self.rows == "equal" else len(x)
-        mean, var, count = _combined(_Gather.apply(_own(x), rows))
+        mean, var, count = _combined(_Gather.apply(_own(x), _Weight(self.n_r, len(x))))
         self._track(mean.detach(), var.detach() * count / (count - 1).clamp(min=1))
         shape = (-1, *(1,) * (x.dim() - 2))
         scale = torch.rsqrt(var + self.eps).to(x.dtype)
@@ -114,6 +121,19 @@ def _combined(ranks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return mean, var, total
 
 
+class _Weight:
+    """n_r of a forward pass, or what session.rows() says before its backward pass."""
+
+    def __init__(self, n_r: Hook, leading: int) -> None:
+        self._n_r = n_r
+        known, _ = n_r() or (None, False)
+        self._rows: int = leading if known is None else known
+
+    def now(self) -> int:
+        said, explicit = self._n_r() or (None, False)
+        return said if explicit and said is not None else self._rows
+
+
 class _Gather(torch.autograd.Function):
     """(k,) of each rank -> (P, k) on every rank.
 
@@ -122,30 +142,30 @@ class _Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, rows: int) -> torch.Tensor:
-        ctx.rows = rows
+    def forward(ctx: Any, own: torch.Tensor, weight: _Weight) -> torch.Tensor:
+        ctx.weight = weight
         out = own.new_empty(dist.get_world_size(), *own.shape)
         _collective(lambda: dist.all_gather(list(out), own.contiguous()))
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _Scatter.apply(grads[0], ctx.rows), None
+        return _Scatter.apply(grads[0], ctx.weight), None
 
 
 class _Scatter(torch.autograd.Function):
     """(P, k) of each rank q, weighing n_q -> (k,): rank r's row, summed over q, in terms of n_r."""
 
     @staticmethod
-    def forward(ctx: Any, ranks: torch.Tensor, rows: int) -> torch.Tensor:
-        ctx.rows = rows
+    def forward(ctx: Any, ranks: torch.Tensor, weight: _Weight) -> torch.Tensor:
+        ctx.weight, rows = weight, weight.now()
         total = ranks * rows
         _collective(lambda: dist.all_reduce(total))
         return total[dist.get_rank()] / max(rows, 1)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _Gather.apply(grads[0], ctx.rows), None
+        return _Gather.apply(grads[0], ctx.weight), None
 
 
 def _collective(call: Callable[[], object]) -> None:

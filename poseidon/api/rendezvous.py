@@ -124,7 +124,7 @@ def get(store: Any, key: str, rank: int, what: str, timeout: float, check: Check
             store.wait([key], _POLL)
             return str(store.get(key), "utf-8")
         except dist.DistStoreError as error:
-            check(rank, what, lambda: bool(store.check([key])))
+            check(rank, what.removeprefix("its "), lambda: bool(store.check([key])))
             now = time.monotonic()
             if now > start + timeout:
                 raise PoseidonError(f"rank {rank} has not given {what} within {timeout:.0f} s") from error

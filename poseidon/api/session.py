@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from poseidon.api import rendezvous
-from poseidon.api.batchnorm import SyncBatchNorm
+from poseidon.api.batchnorm import SyncBatchNorm, weigh
 from poseidon.api.ddp import DDP
 from poseidon.api.env import JobEnv, read_env
 from poseidon.api.replicas import compare_replicas
@@ -139,6 +139,8 @@ class Session:
         elif self._exchange is not None:
             options = Options(comm, overlap, rows, kv_bytes, merge_bytes)
             sync = Engine(model, optimizers, self._exchange, index, options, self.accelerator, sizes)
+        if sync is not None:
+            weigh(model, sync.rows_now if isinstance(sync, Engine) else lambda: (1, True))
         self._models.append(_Distributed(model, comm, index, sync))
         return model
 
@@ -149,6 +151,7 @@ class Session:
             entry.sync.buffers.fetch()
             entry.sync.buffers.leave()
         if entry.sync is not None:
+            weigh(model, None)
             entry.sync.undo()
         self._models.remove(entry)
 

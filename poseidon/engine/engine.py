@@ -226,9 +226,13 @@ class Engine:
     def _aborted(self) -> None:
         """The last backward pass ended in an exception."""
         if self._final:
-            raise PoseidonError(
-                "the last backward pass failed after gradients had left for other ranks: this run cannot go on"
+            self._exchange.fail(
+                PoseidonError(
+                    f"a backward pass of rank {self._exchange.rank} failed after gradients had left for other ranks: "
+                    "this run cannot go on"
+                )
             )
+            self._exchange.check()
         for record in self._records.values():
             record.factors.clear()
         self._step_rows.drop(self._task)
@@ -416,6 +420,13 @@ class Engine:
         self._stepped = {id(optimizer) for optimizer in self._optimizers}
 
     # --- what a session offers ---------------------------------------------------------------------------------
+
+    def rows_now(self) -> tuple[int | None, bool]:
+        """n_r, and has the user said so? Else of the forward pass that runs, or ran last; None: unknown."""
+        if self.options.rows == "equal":
+            return 1, True
+        explicit = self._step_rows.explicit
+        return (self._forward_rows, False) if explicit is None else (explicit, True)
 
     def rows(self, n: int) -> None:
         self._step_rows.explicit = n

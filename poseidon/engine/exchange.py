@@ -121,7 +121,8 @@ class Exchange:
     def _on_abort(self, lost: int, text: str) -> None:
         """A peer ended the run because of `lost`. If that is this rank, it was slow or misunderstood, not dead."""
         if lost == NOBODY:
-            self._fail(UserError(text), tell=False)
+            kind = OutOfStepError if text.startswith(OutOfStepError.BEGINNING) else UserError
+            self._fail(kind(text), tell=False)
         elif lost == self.rank:
             self._fail(PoseidonError(f"rank {self.rank}: the other ranks gave up on this one: {text}"), tell=False)
         else:
@@ -260,7 +261,7 @@ class Exchange:
             where = self.elsewhere(rank) if self.elsewhere is not None else None
             if where is not None:
                 text = f"rank {self.rank} waits for rank {rank}: {what}, but rank {rank} {where}"
-                self.fail(OutOfStepError(f"ranks are out of step: {text}"))
+                self.fail(OutOfStepError(f"{OutOfStepError.BEGINNING}: {text}"))
                 self.check()
 
     def _check_left(self, missing: Sequence[tuple[str, int]]) -> None:

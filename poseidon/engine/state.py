@@ -25,7 +25,7 @@ def share_state(
     """
     tensors: list[torch.Tensor] = []
     if exchange.rank == source:
-        code = json.dumps([encode(optimizer.state_dict()["state"], tensors) for optimizer in optimizers])
+        code = json.dumps([encode(_numbered(optimizer), tensors) for optimizer in optimizers])
         for peer in range(exchange.world_size):
             if peer != source:
                 exchange.say(peer, model, TAG_STATE, code)
@@ -34,8 +34,28 @@ def share_state(
     states = [decode(each, tensors) for each in json.loads(exchange.hear(source, model, TAG_STATE, "state"))]
     broadcast(exchange, model, tag, tensors, "optimizer state", source)
     for optimizer, state in zip(optimizers, states, strict=True):
-        if state or optimizer.state:
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        _replace(optimizer, state)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _numbered(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+    """Its state by number of the parameter, or by whatever else an optimizer has it. Not by ``state_dict()``: that may
+    be of the optimizer's own making."""
+    numbers = {id(p): number for number, p in enumerate(_parameters(optimizer))}
+    return {numbers.get(id(key), key): value for key, value in getattr(optimizer, "state", {}).items()}
+
+
+def _replace(optimizer: torch.optim.Optimizer, state: dict[Any, Any]) -> None:
+    """Not by ``load_state_dict()``, which makes new parameter groups: the user may hold the old ones."""
+    if not state and not getattr(optimizer, "state", None):
+        return
+    params = _parameters(optimizer)
+    optimizer.state.clear()
+    for key, value in state.items():
+        optimizer.state[params[key] if isinstance(key, int) else key] = value
 
 
 def encode(value: Any, tensors: list[torch.Tensor]) -> Any:

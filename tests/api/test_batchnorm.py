@@ -112,15 +112,61 @@ torch.testing.assert_close(of_mine / 3, of_all[mine], rtol=1e-4, atol=1e-6)
 parts = torch.tensor(session.gather(part.tolist())).mean(0)
 torch.testing.assert_close(parts, weight, rtol=1e-4, atol=1e-6)
 
-equal = poseidon.sync_batchnorm(nn.BatchNorm1d(6), rows="equal")
-x, _ = data(0, (6,), [2, 5, 1], session.rank)
-out = equal(x.requires_grad_())
-out.pow(3).mean().backward()
-whole, _ = data(0, (6,), [2, 5, 1], None)
-whole.requires_grad_()
-losses = [part.pow(3).mean() for part in nn.BatchNorm1d(6)(whole).split([2, 5, 1])]
-(sum(losses) / 3).backward()
-torch.testing.assert_close(x.grad / 3, whole.grad.split([2, 5, 1])[session.rank], rtol=1e-4, atol=1e-6)
+# Layers that do not see the rows in front, and DDP's equal weights.
+class Sequence(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def forward(self, x):  # (T, B, C)
+        return self.last(self.norm(self.first(x).transpose(1, 2)).transpose(1, 2).relu())
+
+class Graphs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def forward(self, nodes, x):
+        owner = torch.repeat_interleave(torch.arange(len(nodes)), nodes)
+        sums = torch.zeros(len(nodes), 8).index_add(0, owner, self.norm(self.first(x)).relu())
+        return self.last(sums / nodes[:, None])
+
+SIZES = [2, 5, 1]
+MINE = slice(sum(SIZES[:session.rank]), sum(SIZES[:session.rank + 1]))
+
+def sequence(model, mine, say=lambda n: None):
+    x = torch.randn(5, 8, 3, generator=torch.Generator().manual_seed(1))[:, mine]
+    loss = model(x).square().mean((0, 2)).mul(1 + x[0, :, 0].abs()).mean()
+    say(x.shape[1])
+    loss.backward()
+
+def graphs(model, mine, say=None):
+    nodes = torch.arange(1, 9)
+    x = torch.randn(36, 3, generator=torch.Generator().manual_seed(1))
+    owner = torch.repeat_interleave(torch.arange(8), nodes)
+    kept = torch.arange(8)[mine]
+    model(nodes[mine], x[(owner >= kept[0]) & (owner <= kept[-1])]).square().mean(1).mean().backward()
+
+for make, step in ((Sequence, sequence), (Graphs, graphs)):
+    torch.manual_seed(0)
+    reference = make()
+    model = poseidon.sync_batchnorm(copy.deepcopy(reference))
+    step(reference, slice(None))
+    session.distribute(model, sgd(model), comm="hybrid")
+    step(model, MINE, session.rows)
+    assert_exact(grads(model), grads(reference))
+    session.undistribute(model)
+
+for comm, options in (("ddp", {}), ("ps", {"rows": "equal"})):
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6))
+    model = poseidon.sync_batchnorm(copy.deepcopy(reference))
+    x, _ = data(0, (6,), SIZES, None)
+    (sum(part.pow(3).mean() for part in reference(x).split(SIZES)) / 3).backward()
+    session.distribute(model, sgd(model), comm=comm, **options)
+    model(x[MINE]).pow(3).mean().backward()
+    assert_exact(grads(model), grads(reference))
+    session.undistribute(model)
 
 model = poseidon.sync_batchnorm(nn.Sequential(nn.BatchNorm1d(6)))
 session.distribute(model, sgd(model), comm="ps")
@@ -174,7 +220,7 @@ def test_alone_it_is_the_plain_layer_with_the_same_state() -> None:
 
 def test_a_root_that_is_a_batch_norm_and_a_second_call() -> None:
     layer = nn.BatchNorm1d(3)
-    assert poseidon.sync_batchnorm(poseidon.sync_batchnorm(layer), rows="equal") is layer
+    assert poseidon.sync_batchnorm(poseidon.sync_batchnorm(layer)) is layer
     assert torch.equal(layer(torch.ones(2, 3)), torch.zeros(2, 3))
 
 
@@ -189,5 +235,3 @@ def test_what_it_cannot_convert_is_said(caplog: pytest.LogCaptureFixture) -> Non
     assert "batch-norm 0 is a Own" in caplog.text
     with pytest.raises(UserError, match=r"batch-norm 0 has no shape yet"):
         poseidon.sync_batchnorm(nn.Sequential(nn.LazyBatchNorm2d()))
-    with pytest.raises(UserError, match=r"rows='all' is not one of leading, equal"):
-        poseidon.sync_batchnorm(net(), rows="all")  # type: ignore[arg-type]

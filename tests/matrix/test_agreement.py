@@ -232,3 +232,30 @@ def test_replicas_that_differ_are_named_on_every_rank() -> None:
 
     for error in errors_of(2, body, "hybrid"):
         assert "replicas differ: 2.weight of rank 1 is not that of rank 0" in str(error)
+
+
+class Lookahead(torch.optim.SGD):
+    """Says of its state what it likes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"fast": super().state_dict()}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Lookahead])
+def test_state_arrives_whatever_state_dict_says_and_held_groups_stay(kind: type[torch.optim.SGD]) -> None:
+    def body(session: Session) -> tuple[Any, list[float]]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = kind(model.parameters(), lr=0.1, momentum=0.9)
+        held = optimizer.param_groups[0]
+        model(torch.full((2, 3), session.rank + 1.0)).sum().backward()
+        optimizer.step()  # momentum of one's own
+        session.distribute(model, optimizer, comm="ps")
+        held["lr"] = 0.01
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        return session.digest(model), optimizer.state[model.weight]["momentum_buffer"].flatten().tolist()
+
+    first, second = run_ranks(2, body)
+    assert first == second
