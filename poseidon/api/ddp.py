@@ -63,6 +63,12 @@ class DDP:
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 
+    synchronize = sync_buffers
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Its parameters always are."""
+        return nullcontext()
+
     def undo(self) -> None:
         while self._undo:
             self._undo.pop()()

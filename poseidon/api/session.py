@@ -18,27 +18,29 @@ from poseidon.api import rendezvous
 from poseidon.api.batchnorm import SyncBatchNorm, weigh
 from poseidon.api.ddp import DDP
 from poseidon.api.env import JobEnv, read_env
+from poseidon.api.fsdp import FSDP
 from poseidon.api.replicas import compare_replicas
 from poseidon.engine import Device as Accelerator
 from poseidon.engine import Engine, Exchange, Host, Options, digest, join, report
+from poseidon.engine.start import agree, manifest
 from poseidon.errors import UserError
 from poseidon.planning import FactorSize
 from poseidon.transport import MAX_PAYLOAD, Endpoint, Owner
 
 log = logging.getLogger("poseidon")
 
-Comm = Literal["single", "ps", "sfb", "hybrid", "ddp"]
-COMMS = ("single", "ps", "sfb", "hybrid", "ddp")
+Comm = Literal["single", "ps", "sfb", "hybrid", "ddp", "fsdp"]
+COMMS = ("single", "ps", "sfb", "hybrid", "ddp", "fsdp")
 
 
 @dataclass
 class _Distributed:
-    """A model of this session, and what synchronises it: an engine, DDP, or nothing (world size 1)."""
+    """A model of this session, and what synchronises it: an engine, PyTorch, or nothing (world size 1)."""
 
     model: nn.Module
     comm: str
     index: int
-    sync: Engine | DDP | None
+    sync: Engine | DDP | FSDP | None
 
 
 class Session:
@@ -99,14 +101,15 @@ class Session:
 
         Args:
             comm: ``hybrid``: per layer, whichever moves fewer floats of ``ps`` (sharded parameter server) and
-                ``sfb`` (sufficient factors; Linear layers only); ``ddp``: PyTorch's own; ``single``: world size 1.
+                ``sfb`` (sufficient factors; Linear layers only); ``ddp``: PyTorch's own; ``fsdp``: PyTorch's too,
+                parameters and optimizer sharded; ``single``: world size 1.
             overlap: ``backward``: a layer's gradient leaves while the layers below still compute; ``none``: all
                 communication after the backward pass.
             rule: how hybrid chooses (``paper``: P17, algorithm 1), from the rows that iteration 0 really had.
             rows: n_r: ``leading``: the first dimension of the model's first tensor argument; ``equal``: all ranks
                 weigh the same, as in DDP. See also :meth:`rows`.
             kv_bytes: largest KV pair and message, in bytes.
-            merge_bytes: parameters smaller than this share a message.
+            merge_bytes: parameters smaller than this share a message (fsdp: layers smaller than this, a unit).
             bucket_cap_mb: ddp only: bucket size in MiB.
             sizes: of the factors that iteration 0 would tell, by name of the weight, equal on all ranks; without them
                 iteration 0 goes by PS and tells.
@@ -133,9 +136,12 @@ class Session:
         optimizers = _optimizers(optimizer)
         index = self._distributed_so_far
         self._distributed_so_far += 1
-        sync: Engine | DDP | None = None
+        sync: Engine | DDP | FSDP | None = None
         if comm == "ddp" and self.world_size > 1:
             sync = DDP(model, self.world_size, bucket_cap_mb, self.accelerator)
+        elif comm == "fsdp" and self._exchange is not None:
+            agree(self._exchange, index, manifest(model, {"comm": comm, "merge_bytes": merge_bytes}, optimizers))
+            sync = FSDP(model, optimizers, self.device, merge_bytes, self.accelerator)
         elif self._exchange is not None:
             options = Options(comm, overlap, rows, kv_bytes, merge_bytes)
             sync = Engine(model, optimizers, self._exchange, index, options, self.accelerator, sizes)
@@ -145,7 +151,7 @@ class Session:
         return model
 
     def undistribute(self, model: nn.Module) -> None:
-        """Take every hook off `model`: it is plain again."""
+        """Take every hook off `model`: it is plain again. Under comm="fsdp" collective."""
         entry = self._entry(model)
         if isinstance(entry.sync, Engine):
             entry.sync.buffers.fetch()
@@ -170,7 +176,7 @@ class Session:
         """Inside, backward only accumulates locally (micro-batches before the last of a step)."""
         with contextlib.ExitStack() as stack:
             for entry in self._models:
-                if isinstance(entry.sync, DDP):
+                if isinstance(entry.sync, (DDP, FSDP)):
                     stack.enter_context(entry.sync.no_sync())
             for engine in self._engines():
                 engine.set_sync(False)
@@ -186,11 +192,14 @@ class Session:
         optimizer state of the rank that made most steps. No other collective call may stand inside the block.
 
         Raises:
-            UserError: a model goes by comm="ddp" (PyTorch has ``torch.distributed.algorithms.Join`` for it), or has
-                synchronised batch-norm.
+            UserError: a model goes by comm="ddp" (PyTorch has ``torch.distributed.algorithms.Join`` for it) or
+                comm="fsdp", or has synchronised batch-norm.
         """
-        if any(isinstance(entry.sync, DDP) for entry in self._models):
-            raise UserError("session.join() is for ps, sfb and hybrid; a model of this session goes by comm='ddp'")
+        for entry in self._models:
+            if isinstance(entry.sync, (DDP, FSDP)):
+                raise UserError(
+                    f"session.join() is for ps, sfb and hybrid; a model of this session goes by comm={entry.comm!r}"
+                )
         if any(isinstance(m, SyncBatchNorm) for entry in self._models for m in entry.model.modules()):
             raise UserError(
                 "session.join() cannot go along with synchronised batch-norm: a rank that has left the loop calls no "
@@ -203,14 +212,16 @@ class Session:
     def synchronize(self) -> None:
         """Collective: every rank takes rank 0's buffers (batch-norm statistics).
 
-        Call it before evaluating, saving or comparing; parameters are the same everywhere anyway.
+        Call it before evaluating, saving or comparing. Parameters are the same everywhere anyway; under comm="fsdp",
+        where each rank has a part of them, all ranks have whole ones and the optimizer's whole state until the next
+        optimizer step.
         """
         self._check_open()
         for entry in self._models:
             if isinstance(entry.sync, Engine):
                 entry.sync.sync_buffers()
-            elif isinstance(entry.sync, DDP):
-                entry.sync.sync_buffers(entry.model)
+            elif entry.sync is not None:
+                entry.sync.synchronize(entry.model)
 
     # --- control traffic ---------------------------------------------------------------------------------------
 
@@ -252,20 +263,28 @@ class Session:
         Raises:
             ReplicaMismatchError: on every rank, naming the first tensor that differs.
         """
-        for entry in self._models:
-            if entry.model is model and isinstance(entry.sync, DDP):
-                entry.sync.sync_buffers(model)  # PyTorch's would do so before the next forward pass
-        compare_replicas(self.gather, model)
+        with contextlib.ExitStack() as stack:
+            for entry in self._models:
+                if entry.model is model and isinstance(entry.sync, (DDP, FSDP)):
+                    entry.sync.sync_buffers(model)  # DDP would do so before the next forward pass
+                    stack.enter_context(entry.sync.whole())
+            compare_replicas(self.gather, model)
 
     # --- figures -----------------------------------------------------------------------------------------------
 
     def digest(self, model: nn.Module) -> str:
-        """sha256 of this rank's parameters and of rank 0's buffers: equal on all ranks between the same steps."""
-        for entry in self._models:
-            if entry.model is model and isinstance(entry.sync, Engine):
-                self._check_open()
-                entry.sync.buffers.fetch()
-        return digest([*model.named_parameters(), *model.named_buffers()])
+        """sha256 of this rank's parameters and of rank 0's buffers: equal on all ranks between the same steps.
+
+        Under comm="fsdp" collective, and of this rank's buffers.
+        """
+        with contextlib.ExitStack() as stack:
+            for entry in self._models:
+                if entry.model is model and isinstance(entry.sync, Engine):
+                    self._check_open()
+                    entry.sync.buffers.fetch()
+                elif entry.model is model and isinstance(entry.sync, FSDP):
+                    stack.enter_context(entry.sync.whole())
+            return digest([*model.named_parameters(), *model.named_buffers()])
 
     def report(self, model: nn.Module) -> dict[str, Any]:
         """This rank's plan, schemes, bytes and stall time as plain data."""
@@ -273,9 +292,10 @@ class Session:
         if isinstance(entry.sync, Engine) and self._exchange is not None:
             return report(entry.sync, self._exchange, entry.index)
         layers = {name.rpartition(".")[0] or "(root)" for name, p in model.named_parameters() if p.requires_grad}
-        planned = entry.sync.bytes if isinstance(entry.sync, DDP) else 0.0
+        by_torch = isinstance(entry.sync, (DDP, FSDP))
+        planned = entry.sync.bytes if isinstance(entry.sync, (DDP, FSDP)) else 0.0
         return {
-            "schemes": dict.fromkeys(sorted(layers), "ddp" if isinstance(entry.sync, DDP) else "none"),
+            "schemes": dict.fromkeys(sorted(layers), entry.comm if by_torch else "none"),
             "plan": [],
             "bytes_sent_per_iteration": planned,
             "bytes_dense_per_iteration": planned,
@@ -305,7 +325,9 @@ class Session:
         for engine in self._engines():
             engine.buffers.leave()
         for entry in self._models:
-            if entry.sync is not None:
+            if isinstance(entry.sync, FSDP):
+                entry.sync.close()
+            elif entry.sync is not None:
                 entry.sync.undo()
         self._models.clear()
         if self._exchange is not None:

@@ -2,7 +2,7 @@
 
 from poseidon.planning.book import Book, Factors, FactorSize, KVPair, Param, Unit, build_book
 from poseidon.planning.choice import Decision, compulsory, decide, describe
-from poseidon.planning.cost import Scheme, best_scheme
+from poseidon.planning.cost import Scheme, best_scheme, sharded_bytes
 from poseidon.planning.totals import LayerRow, by_layer, totals
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "compulsory",
     "decide",
     "describe",
+    "sharded_bytes",
     "totals",
 ]

@@ -5,6 +5,8 @@ An M x N fully connected layer sees K rows per worker and iteration; P1 workers,
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Literal
 
 Scheme = Literal["ps", "sfb", "rows"]
@@ -74,3 +76,15 @@ def best_of_embedding(m: int, n: int, rows: int, workers: int, servers: int) -> 
     if rows < 1 or workers < 2:
         return "ps"
     return "rows" if rows_floats(n, rows, workers) <= ps_floats(m, n, workers, servers) else "ps"
+
+
+def sharded_bytes(params: Iterable[tuple[tuple[int, ...], int, bool]], nodes: int) -> int:
+    """Bytes that a node sends per iteration where each has its rows of all parameters (FSDP, reshard_after_forward=
+    False): its rows of each to every other node, and of each gradient every other node's rows to it. What is cut
+    unevenly is filled up.
+
+    Args:
+        params: (shape, bytes of an element, trained?) of each.
+    """
+    parts = ((math.ceil(shape[0] / nodes) * math.prod(shape[1:]) * size, trained) for shape, size, trained in params)
+    return sum((nodes - 1) * part * (2 if trained else 1) for part, trained in parts)
