@@ -16,13 +16,13 @@ _PREFIX = 16
 #: TCP's, on the nodes: that of most machines, whatever is this machine's own.
 CONGESTION_CONTROL = "cubic"
 
-# What a link that was idle lets through at once. The kernel hands packets of up to 64 KiB (which the network card would
-# cut) through it as one; a bucket that holds less than two of these loses rate, as does one that a core fills too late.
-_LEAST_BURST = 128 * 1024
+# What a link that was idle lets through at once: as little as possible, but the kernel hands packets of up to 64 KiB
+# through it as one (a network card would cut them), and a core may be that late to fill the bucket.
+_LEAST_BURST = 80 * 1024
 _BURST_SECONDS = 0.001
-# What waits in a port of the switch before packets are dropped: as much as a small switch has.
-_LEAST_QUEUE = 512 * 1024
-_QUEUE_SECONDS = 0.004
+# What waits in a port of the switch before packets are dropped: much more, and flows through a slow link get uneven.
+_LEAST_QUEUE = 128 * 1024
+_QUEUE_SECONDS = 0.008
 _NETEM_PACKETS = 1_000_000  # enough for any rate: how much waits is the business of other queues
 
 

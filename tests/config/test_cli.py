@@ -38,7 +38,7 @@ def test_an_unknown_workflow_is_one_line_with_the_known_ones(capsys):
 def test_help_shows_groups_keys_and_what_is_often_changed(capsys, asked):
     assert cli.main(["train", "--help"]) == 0
     printed = capsys.readouterr().out
-    for text in ("cluster.nodes=4", "comm: ddp, hybrid, ps, sfb, single", "batch_size: 32", "--config-dir"):
+    for text in ("cluster.nodes=4", "ddp, fsdp, hybrid, p", "batch_size: 32", "--config-dir"):
         assert text in printed
     assert asked == []
 
@@ -161,3 +161,20 @@ def test_neither_help_nor_a_mistake_imports_what_takes_seconds(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.rstrip().endswith("HEAVY []"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["cluster=local"], "cluster=local: poseidon validate measures emulated networks"),
+        (["cluster.nodes=1"], "cluster.nodes=1: must be at least 2"),
+        (["validate.seconds=0"], "validate.seconds=0.0: must be greater than 0"),
+        (["cluster.bandwidth=fast"], "cluster.bandwidth=fast: must be a rate"),
+    ],
+)
+def test_validate_says_in_one_line_what_cannot_be_measured(arguments, words, capfd):
+    assert cli.main(["validate", *arguments]) == 2
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"poseidon validate: {words}")
+    assert printed.err.count("\n") == 1

@@ -22,6 +22,13 @@ def test_a_spec_comes_back_as_it_was(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["spec.json"]
 
 
+def test_nodes_are_numbers_wherever_they_come_from():
+    for given in ("={1: 100mbit}", ".1=100mbit"):
+        config = compose("train", ["cluster=emulated", f"+cluster.node_bandwidth{given}"])
+        assert config.cluster.node_bandwidth == {1: "100mbit"}
+        assert from_plain(json.loads(json.dumps(to_plain(config)))) == config
+
+
 def test_keys_that_are_left_out_have_their_defaults():
     assert from_plain({"seed": 4}) == TrainConfig(seed=4)
 
