@@ -131,15 +131,19 @@ def _check_contradictions(config: TrainConfig) -> None:
     if trainer.accumulate > rows:
         key = "trainer.global_batch" if trainer.global_batch else "trainer.batch_size"
         raise UserError(f"trainer.accumulate={trainer.accumulate}: must be at most {key}={rows}, which it cuts up")
-    if comm.name is Comm.ddp and comm.overlap is Overlap.none:
-        raise UserError("comm.overlap=none: comm=ddp always overlaps; leave it at backward, or take comm=ps")
+    if comm.name.of_torch and comm.overlap is Overlap.none:
+        raise UserError(
+            f"comm.overlap=none: comm={comm.name.value} always overlaps; leave it at backward, or take comm=ps"
+        )
     if config.device is not Device.cpu and config.cluster.name is ClusterKind.emulated:
         raise UserError(
             f"device={config.device.value}: with cluster=emulated all nodes are of this machine, and their GPUs would "
             f"go past its network; leave device at cpu"
         )
-    if config.device is Device.cuda and comm.name not in (Comm.single, Comm.ddp):
-        raise UserError(f"device=cuda: comm={comm.name.value} trains on the CPU; take comm=ddp, or leave device at cpu")
+    if config.device is Device.cuda and comm.name is not Comm.single and not comm.name.of_torch:
+        raise UserError(
+            f"device=cuda: comm={comm.name.value} trains on the CPU; take comm=ddp or fsdp, or leave device at cpu"
+        )
 
 
 def _check_dataset(dataset: Mapping[str, Any]) -> None:

@@ -22,6 +22,12 @@ class Comm(Choice):
     sfb = "sfb"
     hybrid = "hybrid"
     ddp = "ddp"
+    fsdp = "fsdp"
+
+    @property
+    def of_torch(self) -> bool:
+        """Is it PyTorch's own? Then it always overlaps, works with CUDA too, and nobody counts its bytes."""
+        return self in (Comm.ddp, Comm.fsdp)
 
 
 class Overlap(Choice):

@@ -42,7 +42,7 @@ class Plan:
     bytes_sent_per_node: float
 
     def scheme(self, row: LayerRow) -> str:
-        return "ddp" if self.comm == "ddp" else row.scheme
+        return self.comm if self.comm in ("ddp", "fsdp") else row.scheme
 
 
 def render(plan: Plan, form: Format) -> str:

@@ -113,7 +113,7 @@ class Run:
         known = {str(k): number(v) for k, v in split.items()} if isinstance(split, Mapping) else {}
         if not known:
             total = largest(self.summary.get("bytes_dense_per_iteration"))
-            known = {self.comm if self.comm in ("ps", "ddp") else "all": total}
+            known = {self.comm if self.comm in ("ps", "ddp", "fsdp") else "all": total}
         return {scheme: value for scheme, value in sorted(known.items()) if value}
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 from poseidon.reporting.runs import Run
 
 #: From left to right in every table and legend; others follow by name.
-COMMS = ("single", "ddp", "ps", "sfb", "hybrid")
+COMMS = ("single", "ddp", "fsdp", "ps", "sfb", "hybrid")
 #: Keys that change neither speed nor result, or that are axes of their own.
 _NEVER = ("tracking.", "comm.name", "comm.timeout", "comm.encryption", "cluster.nodes", "cluster.threads")
 _NEVER_TRAINER = tuple(
@@ -31,8 +31,8 @@ def relevant(key: str, run: Run) -> bool:
         return False
     if not key.startswith("comm."):
         return True
-    if run.comm in ("single", "ddp"):
-        return run.comm == "ddp" and key.startswith("comm.ddp.")
+    if run.comm in ("single", "ddp", "fsdp"):
+        return (run.comm, key) == ("fsdp", "comm.merge_bytes") or (run.comm == "ddp" and key.startswith("comm.ddp."))
     return not key.startswith("comm.ddp.") and (key != "comm.rule" or run.comm == "hybrid")
 
 

@@ -14,7 +14,7 @@ from poseidon.tracking.where import is_server, shown, store_uri
 
 def table(summaries: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> Table:
     """A row per job; what was swept stands in front."""
-    result = Table(caption="MB sent: per iteration and node; * computed, as PyTorch's DDP does not count")
+    result = Table(caption="MB sent: per iteration and node; * computed, as PyTorch's DDP and FSDP do not count")
     swept = [dict(str(o).partition("=")[::2] for o in summary.get("overrides") or []) for summary in summaries]
     # comm=single has one node whatever cluster.nodes is.
     told = "cluster.nodes" in axes and [own.get("cluster.nodes") for own in swept] == [*map(_nodes, summaries)]

@@ -25,7 +25,7 @@ from poseidon.training.parts import Parts
 from poseidon.training.plan import as_trained, inputs_of_one_node
 from poseidon.transport import inproc_mesh
 
-_WITHOUT_ENGINE = (Comm.single, Comm.ddp)
+_WITHOUT_ENGINE = (Comm.single, Comm.ddp, Comm.fsdp)
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):

@@ -115,7 +115,7 @@ class Trainer:
             bucket_cap_mb=config.comm.ddp.bucket_cap_mb,
             sizes=parts.sizes,
         )
-        self._reducer_is_torchs = config.comm.name is Comm.ddp and session.world_size > 1
+        self._reducer_is_torchs = config.comm.name.of_torch and session.world_size > 1
         self._stepper = Stepper(
             session,
             self.model,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from poseidon.config.schema import Comm, Precision, TrainConfig
 from poseidon.errors import UserError
-from poseidon.planning import FactorSize, build_book, by_layer, decide, describe, totals
+from poseidon.planning import FactorSize, build_book, by_layer, decide, describe, sharded_bytes, totals
 from poseidon.reporting.plan import Plan
 from poseidon.tracking.summary import part_name
 
@@ -31,7 +31,9 @@ def make_plan(config: TrainConfig) -> Plan:
     """
     comm, nodes = config.comm.name, config.cluster.nodes
     if comm is Comm.single:
-        raise UserError("comm=single sends nothing, so there is nothing to plan; take comm=hybrid, ps, sfb or ddp")
+        raise UserError(
+            "comm=single sends nothing, so there is nothing to plan; take comm=hybrid, ps, sfb, ddp or fsdp"
+        )
     infos, seen = _survey(config)
     decision = decide(comm.value, infos, [seen] * nodes)
     book = build_book(
@@ -43,6 +45,8 @@ def make_plan(config: TrainConfig) -> Plan:
     )
     if comm is Comm.ddp:  # a ring all-reduce
         sent = 2 * (nodes - 1) / nodes * sum(info.nbytes for info in infos)
+    elif comm is Comm.fsdp:
+        sent = sharded_bytes(((info.shape, info.itemsize, True) for info in infos), nodes)
     else:
         sent = max(book.planned_bytes(rank, decision.factors) for rank in range(nodes))
     rows = by_layer(describe(book, decision.factors, 0))

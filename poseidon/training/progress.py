@@ -108,7 +108,7 @@ def _figures(record: dict[str, Any]) -> str:
         parts.append(f"loss {record['train_loss']:.4g}")
     if record.get("images_per_second") is not None:
         parts.append(f"{record['images_per_second']:,.0f} images/s")
-    if record.get("mb_per_second"):  # neither unknown (ddp) nor nothing (single)
+    if record.get("mb_per_second"):  # neither unknown (ddp, fsdp) nor nothing (single)
         parts.append(f"{record['mb_per_second']:.1f} MB/s")
         parts.append(f"stall {record['stall_share']:.0%}")
     return "  ".join(parts)

@@ -110,7 +110,7 @@ def _dense_by_scheme(report: dict[str, Any]) -> dict[str, float]:
     """A rank's ``bytes_dense_per_iteration``, split; {} if it sends nothing."""
     dense = report["bytes_dense_per_iteration"]
     if report["bytes_source"] == "computed":
-        return {"ddp": dense} if dense else {}
+        return dict.fromkeys(report["schemes"].values(), dense) if dense else {}
     sent: dict[str, float] = defaultdict(float)
     for by_scheme in report["traffic"].values():
         for scheme, directions in by_scheme.items():

@@ -31,7 +31,7 @@ class Stepper:
     Call after ``session.distribute``.
 
     Args:
-        plain_mean: gradients are averaged with equal weights (PyTorch's DDP), not by rows: then this weighs
+        plain_mean: gradients are averaged with equal weights (PyTorch's DDP and FSDP), not by rows: then this weighs
             the loss, and a rank without rows repeats an old batch with weight 0 rather than leave the others
             waiting.
     """
@@ -89,7 +89,7 @@ class Stepper:
             return [self._spare], [0.0]
         else:
             raise UserError(
-                f"comm=ddp needs a row on every rank in the first step, but it has {global_rows} rows for "
+                f"comm=ddp and fsdp need a row on every rank in the first step, but it has {global_rows} rows for "
                 f"{self._session.world_size} ranks: use fewer nodes, more data, or another comm"
             )
         return batches, [batch.rows * self._session.world_size / global_rows for batch in batches]

@@ -67,6 +67,10 @@ def test_all_comms_and_what_cannot_be_planned():
     ddp = plan("comm=ddp", "cluster.nodes=4")
     assert ddp.bytes_sent_per_node == 2 * 3 / 4 * 4 * 431_080
     assert {ddp.scheme(row) for row in ddp.rows} == {"ddp"}
+    fsdp = plan("comm=fsdp", "cluster.nodes=4")  # 50, 20, 500 and 10 rows: two of them are filled up to 52 and 12
+    filled = 2 * (1 + 20 * 25) + 2 * (1 + 500)
+    assert fsdp.bytes_sent_per_node == 2 * 3 / 4 * 4 * (431_080 + filled)
+    assert {fsdp.scheme(row) for row in fsdp.rows} == {"fsdp"}
     assert set(plan("cluster.nodes=1").totals.values()) == {0}
     with pytest.raises(UserError, match="comm=single sends nothing"):
         plan("comm=single")

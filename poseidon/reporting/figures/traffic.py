@@ -30,7 +30,7 @@ def by_scheme(configuration: Configuration) -> dict[str, float]:
 
 
 def planned(configuration: Configuration) -> float | None:
-    """Of a DDP run there is no plan."""
+    """Of a run by PyTorch's DDP or FSDP there is no plan."""
     found = stat(run.bytes_planned for run in configuration.runs if not run.computed)
     return found.median if found else None
 
