@@ -135,6 +135,11 @@ def _check_contradictions(config: TrainConfig) -> None:
         raise UserError(
             f"comm.overlap=none: comm={comm.name.value} always overlaps; leave it at backward, or take comm=ps"
         )
+    if config.cluster.time_dilation != 1 and config.hardware is None:
+        raise UserError(
+            f"cluster.time_dilation={config.cluster.time_dilation}: real computing cannot be dilated; take an emulated "
+            f"accelerator (hardware=...), or leave it at 1"
+        )
     if config.device is not Device.cpu and config.cluster.name is ClusterKind.emulated:
         raise UserError(
             f"device={config.device.value}: with cluster=emulated all nodes are of this machine, and their GPUs would "

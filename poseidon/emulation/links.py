@@ -16,9 +16,9 @@ _PREFIX = 16
 #: TCP's, on the nodes: that of most machines, whatever is this machine's own.
 CONGESTION_CONTROL = "cubic"
 
-# What a link that was idle lets through at once, some milliseconds' worth: little, for it is a gift to small models; but
-# the kernel hands packets of up to 64 KiB (a network card would cut them) through it as one, and a busy core comes late
-# to fill the bucket.
+# What a link that was idle lets through at once, some milliseconds' worth: little, for it is a gift to small models;
+# but the kernel hands packets of up to 64 KiB (a network card would cut them) through it as one, and a busy core comes
+# late to fill the bucket.
 _LEAST_BURST = 80 * 1024
 _BURST_SECONDS = 0.002
 # What waits in a port of the switch before packets are dropped: much more, and flows through a slow link get uneven.
