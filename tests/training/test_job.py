@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from poseidon.config.schema import ClusterConfig, Comm, Part, TrainConfig
@@ -160,7 +161,7 @@ def test_two_nodes_leave_all_records(config, tmp_path, capfd):
         assert tracked.data.metrics[metric] == pytest.approx(value)
 
 
-def test_a_run_of_one_process_goes_on_with_two_under_ddp_to_the_same_result(config, tmp_path):
+def test_a_run_of_one_process_goes_on_with_two_under_pytorchs_own_to_the_same_result(config, tmp_path):
     single = replace(
         config,
         comm=replace(config.comm, name=Comm.single),
@@ -168,17 +169,29 @@ def test_a_run_of_one_process_goes_on_with_two_under_ddp_to_the_same_result(conf
     )
     whole = run_job(single, [], tmp_path / "single").summary
     assert (whole["nodes"], whole["batch_size"], whole["bytes_sent_per_iteration"]) == (1, 32, [0.0])
-    ddp = replace(config, comm=replace(config.comm, name=Comm.ddp))
-    ddp.trainer.resume = str(tmp_path / "single" / "checkpoints" / "iteration-32.pt")
-    ddp.trainer.clip_norm = 1e9
-    found = run_job(ddp, [], tmp_path / "ddp").summary
+    assert whole["bytes_by_scheme"] == {}
+    assert_goes_on(config, Comm.ddp, tmp_path, whole)
+    assert_goes_on(config, Comm.fsdp, tmp_path, whole)
+    # What the sharded run has saved is whole, and what one process would have.
+    saved = [torch.load(tmp_path / run / "checkpoints" / "last.pt") for run in ("single", "fsdp")]
+    for part in ("model", "optimizer"):
+        torch.testing.assert_close(saved[1][part], saved[0][part], rtol=1e-3, atol=1e-4)
+
+
+def assert_goes_on(config, comm, tmp_path, whole):
+    """From the half of the single run to its end."""
+    run = replace(config, comm=replace(config.comm, name=comm), trainer=replace(config.trainer))
+    run.trainer.resume = str(tmp_path / "single" / "checkpoints" / "iteration-32.pt")
+    run.trainer.clip_norm = 1e9
+    run.trainer.check_every = 20
+    found = run_job(run, [], tmp_path / comm.value).summary
     assert (found["status"], found["iterations"]) == ("completed", 64)
     assert found["train_loss"] == pytest.approx(whole["train_loss"], rel=1e-4)
     assert found["eval_loss"] == pytest.approx(whole["eval_loss"], rel=1e-3)
     assert found["stall_seconds"] is None  # nobody can see it
     assert found["bytes_source"] == "computed"
-    assert found["bytes_by_scheme"] == {"ddp": max(found["bytes_dense_per_iteration"])}
-    assert whole["bytes_by_scheme"] == {}
+    assert found["bytes_dense_per_iteration"] == [4 * (64 * 64 + 64 + 64 * 10 + 10)] * 2
+    assert found["bytes_by_scheme"] == {comm.value: max(found["bytes_dense_per_iteration"])}
     # The steps of the resumed run go on where the checkpoint was.
     steps = [point.step for point in store().get_metric_history(found["mlflow"]["run_id"], "train/loss")]
     assert min(steps) > 32

@@ -1,0 +1,113 @@
+"""comm=fsdp: PyTorch's FSDP2 in real processes, and what it takes and refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from poseidon.api import Session
+from poseidon.api.env import JobEnv
+from poseidon.api.fsdp.shards import Optimizers
+from poseidon.api.fsdp.units import check_shardable, units_of
+from poseidon.errors import UserError
+from tests.api.fsdp_cases import CASES, Encoder, LanguageModel, Odd
+from tests.api.test_processes import run_script
+
+SCRIPT = """
+import poseidon
+from tests.api.fsdp_cases import check_all
+
+session = poseidon.init(timeout=60)
+check_all(session)
+session.close()
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.timeout(180)
+def test_equals_one_process_and_leaves_a_plain_model(tmp_path: Path, ranks: int) -> None:
+    output, ok, reason = run_script(tmp_path, SCRIPT, ranks)
+    assert ok, f"{reason}\n{output}"
+    assert f"SAME {len(CASES)}" in output
+
+
+def units(model: nn.Module, least_bytes: int = 1024) -> list[str]:
+    names = {module: name for name, module in model.named_modules()}
+    return [names[unit] for unit in units_of(model, least_bytes)]
+
+
+def test_layers_are_units() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 2)))
+    assert units(net) == ["2.0"]
+    assert units(net, 0) == ["2.1", "2.0", "1", "0"]
+
+
+def test_what_shares_or_reads_weights_is_one_unit() -> None:
+    tied = units(LanguageModel())
+    assert not {"lm.tokens", "lm.head"} & set(tied)
+    assert {"lm.tokens", "lm.head"} <= set(units(LanguageModel(tied=False)))
+    encoder = units(Encoder())
+    assert "layers.layers.0.self_attn" in encoder
+    assert not any("out_proj" in unit for unit in encoder)
+    assert units(Odd()) == ["end", "frozen", "unused", "read", "twice", "start"]
+
+
+def wrong(change: Callable[[nn.Sequential], object]) -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    return change(model) or model  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.append(nn.Embedding(4, 8, sparse=True)), "layer 2 gives sparse gradients.*drop sparse=True"),
+        (lambda m: m.append(nn.LazyLinear(3)), "parameter 2.weight has no shape yet"),
+        (lambda m: m.append(nn.LazyBatchNorm1d(affine=False)), "buffer 2.running_mean has no shape yet"),
+        (
+            lambda m: m.register_parameter("scale", nn.Parameter(torch.tensor(1.0))),
+            "parameter scale is a single number",
+        ),
+        (lambda m: setattr(m[0], "weight", nn.Parameter(torch.ones(4, 8).t())), "parameter 0.weight is not contiguous"),
+        (lambda m: m.append(nn.Linear(8, 8, dtype=torch.complex64)), "parameter 2.weight is complex.*comm='ddp'"),
+        (lambda m: m.append(nn.Linear(8, 8, dtype=torch.bfloat16)), "0.weight has torch.float32 and 2.weight has"),
+        (lambda m: m[1].weight.register_hook(print) and None, "parameter 1.weight has hooks"),
+        (lambda m: torch.compile(m, backend="eager"), "the model is compiled: comm='fsdp' needs it as it was before"),
+        (lambda m: m[0].compile(backend="eager"), "layer 0 is compiled"),
+        (lambda m: torch.jit.script(m), "the model is a ScriptModule"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused_by_name(change: Callable[[nn.Sequential], object], message: str) -> None:
+    model = wrong(change)
+    with pytest.raises(UserError, match=message):
+        check_shardable(model, [])
+
+
+def test_an_optimizers_state_that_has_no_rows_is_refused() -> None:
+    model = nn.Linear(8, 8)
+    for make in (torch.optim.Adafactor, torch.optim.LBFGS):
+        optimizer = make(model.parameters(), lr=0.1)
+        Optimizers([optimizer], model)
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step(lambda: model(torch.ones(2, 8)).sum())
+        with pytest.raises(
+            UserError, match=rf"comm='fsdp' cannot cut {make.__name__}'s state .* of .*weight into rows"
+        ):
+            Optimizers([optimizer], model)
+
+
+def test_alone_nothing_is_installed() -> None:
+    session = Session(JobEnv(), torch.device("cpu"), timeout=10)
+    model = nn.Linear(4, 4)
+    hooks = re.findall("hooks", str([k for k, v in vars(model).items() if v]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert session.distribute(model, optimizer, comm="fsdp") is model
+    assert type(model) is nn.Linear
+    assert re.findall("hooks", str([k for k, v in vars(model).items() if v])) == hooks
+    assert session.report(model)["schemes"] == {"(root)": "none"}
+    session.synchronize()
+    session.undistribute(model)
