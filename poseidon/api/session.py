@@ -109,7 +109,7 @@ class Session:
             rows: n_r: ``leading``: the first dimension of the model's first tensor argument; ``equal``: all ranks
                 weigh the same, as in DDP. See also :meth:`rows`.
             kv_bytes: largest KV pair and message, in bytes.
-            merge_bytes: parameters smaller than this share a message (fsdp: layers smaller than this, a unit).
+            merge_bytes: parameters smaller than this share a message (fsdp: modules of this to 16 x this are units).
             bucket_cap_mb: ddp only: bucket size in MiB.
             sizes: of the factors that iteration 0 would tell, by name of the weight, equal on all ranks; without them
                 iteration 0 goes by PS and tells.

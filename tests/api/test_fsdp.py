@@ -41,20 +41,29 @@ def units(model: nn.Module, least_bytes: int = 1024) -> list[str]:
     return [names[unit] for unit in units_of(model, least_bytes)]
 
 
-def test_layers_are_units() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 2)))
-    assert units(net) == ["2.0"]
-    assert units(net, 0) == ["2.1", "2.0", "1", "0"]
+def test_units_are_neither_tiny_nor_large_where_they_can_be_split() -> None:
+    block = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 2))  # 16,640 and 520 bytes
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), block)  # 896 and 64 bytes
+    assert units(net, 0) == ["0", "1", "2.0", "2.1"]
+    assert units(net, 600) == ["0", "2.0"]
+    assert units(net, 1100) == ["2"]
+    assert units(net, 2000) == []  # one unit, the root's
 
 
 def test_what_shares_or_reads_weights_is_one_unit() -> None:
-    tied = units(LanguageModel())
-    assert not {"lm.tokens", "lm.head"} & set(tied)
-    assert {"lm.tokens", "lm.head"} <= set(units(LanguageModel(tied=False)))
-    encoder = units(Encoder())
-    assert "layers.layers.0.self_attn" in encoder
-    assert not any("out_proj" in unit for unit in encoder)
-    assert units(Odd()) == ["end", "frozen", "unused", "read", "twice", "start"]
+    blocks = [f"blocks.{i}.{part}" for i in range(2) for part in ("q", "k", "v", "out", "up", "down")]
+    assert units(LanguageModel().lm) == blocks
+    assert units(LanguageModel(tied=False).lm) == ["tokens", *blocks, "head"]
+    layers = [f"layers.layers.{i}.{part}" for i in range(2) for part in ("self_attn", "linear1", "linear2")]
+    assert units(Encoder()) == ["start", *layers, "layers", "end"]  # its norms together
+    assert units(Encoder(), 4096) == ["layers.layers.0", "layers.layers.1"]
+    assert units(Odd()) == ["start", "twice", "read", "unused", "frozen", "end"]
+
+
+def test_a_module_with_two_parents_is_no_part_of_one_units() -> None:
+    shared = nn.Linear(64, 64)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 16), nn.Linear(16, 64), shared) for _ in range(2)))
+    assert units(net, 2000) == ["0.0", "0.1", "1.0", "1.1"]
 
 
 def wrong(change: Callable[[nn.Sequential], object]) -> nn.Module:

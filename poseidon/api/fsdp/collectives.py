@@ -62,8 +62,7 @@ class _ReduceScatter(ReduceScatter):
 
         def add(future: torch.futures.Future[Any]) -> None:
             future.value()
-            torch.sum(received.view(group.size(), -1), 0, out=output_tensor)
-            output_tensor.div_(group.size())
+            torch.mean(received.view(group.size(), -1), 0, out=output_tensor)
 
         self._reductions.add(work.get_future().then(add))
         if any(p.grad is not None or p._post_accumulate_grad_hooks for p in self._parts):

@@ -88,7 +88,10 @@ class FSDP:
         assert everyone is not None
         mesh = DeviceMesh.from_group(everyone, device.type)
         for unit in units:
-            fully_shard(unit, mesh=mesh, reshard_after_forward=False)
+            sharded: Any = fully_shard(unit, mesh=mesh, reshard_after_forward=False)
+            # None but its own: FSDP2 would gather for the unit before it in the list of forward passes, evaluations on
+            # this rank alone included, which others do not.
+            sharded.set_modules_to_backward_prefetch([sharded])
         self._units = [m for m in model.modules() if m in set(units)]
         model._get_fsdp_state()._lazy_init()
         traces.note()

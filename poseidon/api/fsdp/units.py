@@ -11,48 +11,63 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from poseidon.errors import UserError
 
+#: Modules up to so many times the smallest unit are one: a block of a network, where layers are small.
+LARGEST = 16
+
 
 def units_of(model: nn.Module, least_bytes: int) -> list[nn.Module]:
-    """The layers that become units of their own, a module's children before it; the root's unit takes the rest.
+    """The modules that become units of their own, children before their parents; the root's unit takes the rest.
 
-    A unit is a module that owns parameters itself: FSDP hides a unit's traffic under other units' computation, so the
-    finer the better, until the two collectives that each costs take longer than its bytes. Not those below:
+    FSDP hides a unit's traffic under the computation of others, so that units should be small; but each costs two
+    collectives and some Python, about 2 ms on a CPU (1 MiB on a link of 4 Gbit/s). So a module becomes a unit if it
+    has from `least_bytes` to :data:`LARGEST` x `least_bytes` of parameters, or if it has more and cannot be split up;
+    of a module that is split, what is too small goes with its parent. No unit is a module
 
-    - smaller ones than `least_bytes` (norms, first convolutions): together they are one message of the root's;
-    - that share a parameter with a module elsewhere: FSDP wants all that share it in one unit;
+    - parts or parameters of which are used elsewhere too: FSDP wants all that share one in one unit, and would reduce
+      after each use;
     - that nobody calls: FSDP gathers in a forward hook, and attention or a parametrization reads its parts' weights.
     """
-    owners = _owners(model)
-    below = {part for m in model.modules() if isinstance(m, nn.MultiheadAttention) for part in m.modules()} - {
-        m for m in model.modules() if isinstance(m, nn.MultiheadAttention)
-    }
+    tree = _Tree(model)
     units: list[nn.Module] = []
-    taken: set[int] = set()
-    for module in reversed([*model.modules()][1:]):
-        parts = set(module.modules())
-        params = [p for p in module.parameters() if id(p) not in taken]
-        if (
-            not any(p is not None for p in module._parameters.values())
-            or module in below
-            or isinstance(module, ParametrizationList)
-            or type(module).forward is nn.Module.forward  # a ParameterList ...
-            or sum(p.nbytes for p in params) < least_bytes
-            or not all(owners[id(p)] <= parts for p in params)
-        ):
-            continue
-        units.append(module)
-        taken |= {id(p) for p in params}
+    if tree.bytes(model, units) > LARGEST * least_bytes:
+        _split(model, tree, least_bytes, units)
     return units
 
 
-def _owners(model: nn.Module) -> dict[int, set[nn.Module]]:
-    """Modules that hold it, by id of a parameter."""
-    owners: dict[int, set[nn.Module]] = {}
-    for module in model.modules():
-        for p in module._parameters.values():
-            if p is not None:
-                owners.setdefault(id(p), set()).add(module)
-    return owners
+def _split(module: nn.Module, tree: _Tree, least_bytes: int, units: list[nn.Module]) -> None:
+    for part in () if isinstance(module, nn.MultiheadAttention) else module.children():
+        if part in units:
+            continue
+        if not tree.whole(part) or tree.bytes(part, units) > LARGEST * least_bytes:
+            _split(part, tree, least_bytes, units)
+        if tree.whole(part) and tree.bytes(part, units) >= max(1, least_bytes):
+            units.append(part)
+
+
+class _Tree:
+    """Who holds what in a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._holders: dict[int, set[nn.Module]] = {}  # of parameters and modules, by id
+        for module in model.modules():
+            for held in (*module._parameters.values(), *module._modules.values()):
+                if held is not None:
+                    self._holders.setdefault(id(held), set()).add(module)
+
+    def whole(self, module: nn.Module) -> bool:
+        """Can it be a unit: is it called, at one place, and is nothing in it used elsewhere?"""
+        parts = set(module.modules())
+        if len(self._holders[id(module)]) > 1:
+            return False
+        inside = [*parts - {module}, *module.parameters()]
+        called = type(module).forward is not nn.Module.forward and not isinstance(module, ParametrizationList)
+        return called and all(self._holders[id(held)] <= parts for held in inside)
+
+    @staticmethod
+    def bytes(module: nn.Module, units: list[nn.Module]) -> int:
+        """Of its parameters that are not in `units`."""
+        taken = {id(p) for unit in units for p in unit.parameters()}
+        return sum(p.nbytes for p in module.parameters() if id(p) not in taken)
 
 
 def check_shardable(model: nn.Module, units: list[nn.Module]) -> None:
