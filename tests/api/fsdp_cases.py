@@ -115,6 +115,18 @@ def looked_at(model: nn.Module, x: torch.Tensor, y: torch.Tensor, session: Sessi
         F.cross_entropy(model(x), y).backward()
 
 
+def fails_first(model: nn.Module, x: torch.Tensor, y: torch.Tensor, session: Session | None) -> None:
+    """On all ranks, halfway through the layers; the script catches it and goes on."""
+    for context in (torch.enable_grad(), torch.no_grad()):
+        with contextlib.suppress(ZeroDivisionError), context:
+            handle = list(model.children())[-1].register_forward_pre_hook(lambda *_: 1 // 0)
+            try:
+                model(x)
+            finally:
+                handle.remove()
+    F.cross_entropy(model(x), y).backward()
+
+
 @dataclass(frozen=True)
 class Case:
     make: Make
@@ -134,6 +146,7 @@ CASES = {
     "mlp, adam": Case(mlp, adam=True),
     "mlp, fp64": Case(mlp, dtype=torch.float64),
     "mlp, accumulated": Case(mlp, accumulated),
+    "mlp, forward fails": Case(mlp, fails_first),
     "lenet": Case(lenet),
     "lenet, several passes": Case(lenet, twice),
     "batch-norm": Case(batchnorm, beside="ddp"),

@@ -29,11 +29,16 @@ def full(value: Any) -> Any:
     return value.full_tensor().detach() if isinstance(value, DTensor) else value
 
 
+#: Of torch's optimizers, those whose steps DTensor does not know (2.14), and those that it knows fused.
+_UNABLE = (torch.optim.LBFGS, torch.optim.Rprop, torch.optim.Adafactor, torch.optim.SparseAdam)
+_ABLE_FUSED = (torch.optim.Adam, torch.optim.AdamW)
+
+
 class Optimizers:
     """Optimizers of a plain model, pointed at its parts and back.
 
     Raises:
-        UserError: an optimizer's state cannot be cut into rows.
+        UserError: an optimizer cannot step parts, or its state cannot be cut into rows.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], model: nn.Module) -> None:
@@ -41,6 +46,7 @@ class Optimizers:
         self._kept: list[dict[int, dict[str, Any]]] | None = None  # whole states, by optimizer and parameter's number
         names = {id(p): name for name, p in model.named_parameters()}
         for optimizer in optimizers:
+            _check_able(optimizer)
             for p in _params(optimizer):
                 if id(p) in names:
                     _check_state(optimizer, names[id(p)], p)
@@ -121,6 +127,14 @@ def _params(optimizer: torch.optim.Optimizer) -> list[Any]:
 def is_row_state(value: Any, p: torch.Tensor) -> TypeGuard[torch.Tensor]:
     """Is it a whole tensor with a row for each of the parameter's?"""
     return isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == p.shape
+
+
+def _check_able(optimizer: torch.optim.Optimizer) -> None:
+    name = type(optimizer).__name__
+    if isinstance(optimizer, _UNABLE):
+        raise UserError(f"comm='fsdp': PyTorch's {name} cannot step sharded parameters: take another, or comm='ddp'")
+    if not isinstance(optimizer, _ABLE_FUSED) and any(group.get("fused") for group in optimizer.param_groups):
+        raise UserError(f"comm='fsdp': {name} cannot step sharded parameters with fused=True: leave it out")
 
 
 def _check_state(optimizer: torch.optim.Optimizer, name: str, p: nn.Parameter) -> None:
