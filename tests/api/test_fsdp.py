@@ -96,16 +96,24 @@ def test_what_cannot_be_sharded_is_refused_by_name(change: Callable[[nn.Sequenti
         check_shardable(model, [])
 
 
+def test_optimizers_that_cannot_step_rows_are_refused() -> None:
+    model = nn.Linear(8, 8)
+    for name in ("LBFGS", "Rprop", "Adafactor", "SparseAdam"):
+        with pytest.raises(UserError, match=f"PyTorch's {name} cannot step sharded parameters"):
+            Optimizers([getattr(torch.optim, name)(model.parameters(), lr=0.1)], model)
+    Optimizers([torch.optim.Adam(model.parameters(), fused=True)], model)
+    with pytest.raises(UserError, match="SGD cannot step sharded parameters with fused=True"):
+        Optimizers([torch.optim.SGD(model.parameters(), fused=True)], model)
+
+
 def test_an_optimizers_state_that_has_no_rows_is_refused() -> None:
     model = nn.Linear(8, 8)
-    for make in (torch.optim.Adafactor, torch.optim.LBFGS):
-        optimizer = make(model.parameters(), lr=0.1)
-        Optimizers([optimizer], model)
-        model(torch.ones(2, 8)).sum().backward()
-        optimizer.step(lambda: model(torch.ones(2, 8)).sum())
-        with pytest.raises(
-            UserError, match=rf"comm='fsdp' cannot cut {make.__name__}'s state .* of .*weight into rows"
-        ):
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.state[model.weight].update(step=torch.tensor(1.0), average=torch.zeros(8, 8), word="mine")
+    Optimizers([optimizer], model)
+    for value, what in ((torch.ones(3), "of shape [3]"), ([torch.ones(3)], "list")):
+        optimizer.state[model.weight]["factor"] = value
+        with pytest.raises(UserError, match=re.escape(f"cannot cut Adam's state factor ({what}) of weight into rows")):
             Optimizers([optimizer], model)
 
 
