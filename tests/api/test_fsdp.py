@@ -16,15 +16,16 @@ from poseidon.api.fsdp.shards import Optimizers
 from poseidon.api.fsdp.units import check_shardable, units_of
 from poseidon.errors import UserError
 from tests.api.fsdp_cases import CASES, Encoder, LanguageModel, Odd
+from tests.api.fsdp_uses import USES
 from tests.api.test_processes import run_script
 
 SCRIPT = """
 import poseidon
-from tests.api.fsdp_cases import check_all
+from tests.api import fsdp_cases, fsdp_uses
 
 session = poseidon.init(timeout=60)
-check_all(session)
-session.close()
+fsdp_cases.check_all(session)
+fsdp_uses.check_all(session)
 """
 
 
@@ -34,6 +35,7 @@ def test_equals_one_process_and_leaves_a_plain_model(tmp_path: Path, ranks: int)
     output, ok, reason = run_script(tmp_path, SCRIPT, ranks)
     assert ok, f"{reason}\n{output}"
     assert f"SAME {len(CASES)}" in output
+    assert f"FINE {len(USES)}" in output
 
 
 def units(model: nn.Module, least_bytes: int = 1024) -> list[str]:

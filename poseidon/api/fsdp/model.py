@@ -129,7 +129,9 @@ class FSDP:
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if self._closed:
-            raise UserError("the session of this model is closed: undistribute() it before, for the plain model")
+            raise UserError(
+                "the session of this model is closed: call session.undistribute(model) before that, on all ranks"
+            )
         if not torch.is_grad_enabled():
             if not self._whole:
                 self._gather(self._units, self._units)
@@ -247,10 +249,6 @@ class FSDP:
 
     # --- the end -----------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """The session is over: no other rank will answer."""
-        self._closed = True
-
     def undo(self) -> None:
         """Collective: the plain model that was given, with the present values."""
         if not self._units:
@@ -258,8 +256,19 @@ class FSDP:
         plain = {id(p): p for _, _, p in self._places}
         for key, part in self._parts.items():
             plain[key].grad = full(part.grad)
-        self._optimizers.point_back({id(part): plain[key] for key, part in self._parts.items()})
         self._show()
+        self._optimizers.keep()
+        self._restore()
+
+    def close(self) -> None:
+        """The session is over, no other rank will answer: the plain model if its values are here."""
+        if self._whole and self._optimizers.kept:
+            self._restore()
+        self._closed = True
+
+    def _restore(self) -> None:
+        plain = {id(p): p for _, _, p in self._places}
+        self._optimizers.point_back({id(part): plain[key] for key, part in self._parts.items()})
         while self._undo:
             self._undo.pop()()
         self._units = []

@@ -51,26 +51,28 @@ class Optimizers:
                 if id(p) in names:
                     _check_state(optimizer, names[id(p)], p)
 
-    def point_at(self, parts: Mapping[int, nn.Parameter]) -> None:
+    @property
+    def kept(self) -> bool:
+        return self._kept is not None
+
+    def point_at(self, parts: Mapping[int, Any]) -> None:
         """Step these instead of the whole parameters, given by their ids; groups and their settings stay."""
-        self._replace(parts, lambda value, p, part: cut(value, part) if is_row_state(value, p) else value)
+        for optimizer in self._optimizers:
+            for p in _replace(optimizer, parts):
+                state, part = optimizer.state.pop(p, None), parts[id(p)]
+                if state is not None:
+                    optimizer.state[part] = {
+                        key: cut(value, part) if is_row_state(value, p) else value for key, value in state.items()
+                    }
 
     def point_back(self, wholes: Mapping[int, nn.Parameter]) -> None:
-        """Collective: the inverse."""
-        self._replace(wholes, lambda value, part, p: full(value))
-
-    def _replace(self, new: Mapping[int, nn.Parameter], convert: Callable[[Any, Any, Any], Any]) -> None:
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["params"][:] = [new.get(id(p), p) for p in group["params"]]  # some keep the list itself
-            states = list(optimizer.state.items())
-            optimizer.state.clear()
-            for p, state in states:
-                other = new.get(id(p)) if isinstance(p, torch.Tensor) else None
-                if other is None:
-                    optimizer.state[p] = state
-                else:
-                    optimizer.state[other] = {key: convert(value, p, other) for key, value in state.items()}
+        """The inverse, after :meth:`keep`."""
+        assert self._kept is not None
+        for optimizer, kept in zip(self._optimizers, self._kept, strict=True):
+            numbers = {id(part): number for number, part in enumerate(_params(optimizer))}
+            for part in _replace(optimizer, wholes):
+                if optimizer.state.pop(part, None) is not None:
+                    optimizer.state[wholes[id(part)]] = kept[numbers[id(part)]]
 
     def keep(self) -> None:
         """Collective: states as wholes, for a ``state_dict()`` of one rank alone until the next step."""
@@ -117,6 +119,14 @@ def _load(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[
 
     states = {n: {key: fit(n, value) for key, value in each.items()} for n, each in state_dict["state"].items()}
     return {**state_dict, "state": states}
+
+
+def _replace(optimizer: torch.optim.Optimizer, new: Mapping[int, nn.Parameter]) -> list[Any]:
+    """Returns the parameters that are replaced."""
+    replaced = [p for p in _params(optimizer) if id(p) in new]
+    for group in optimizer.param_groups:
+        group["params"][:] = [new.get(id(p), p) for p in group["params"]]  # some keep the list itself
+    return replaced
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[Any]:
