@@ -110,7 +110,7 @@ class Syncers:
         mine = self._steps[round_]
         if mine != theirs:
             raise OutOfStepError(
-                f"{OutOfStepError.BEGINNING}: rank {self._exchange.rank} has made {mine} optimizer steps and rank {rank} "
+                f"{OutOfStepError.BEGINNING}: rank {self._exchange.rank} has made {mine} optimizer steps, rank {rank} "
                 f"{theirs} before backward pass {round_}: every rank must make the same number of backward passes per "
                 f"step (session.no_sync() for all but the last) and of steps (or leave by session.join())"
             )
