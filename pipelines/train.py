@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from poseidon.config.app import Result, run
@@ -14,9 +14,7 @@ from poseidon.errors import UserError
 
 def main(argv: Sequence[str]) -> int:
     """Runs ``poseidon train`` and gives its exit code."""
-    from poseidon.tracking.sweep import run_tracked
-
-    return run("train", argv, _train, _check, run_tracked)
+    return run("train", argv, _train, _check, _tracked)
 
 
 def _check(config: TrainConfig) -> None:
@@ -31,6 +29,17 @@ def _check(config: TrainConfig) -> None:
             raise UserError(f"{group}: {error}") from error
     if config.trainer.resume is not None:
         find_checkpoint(config.trainer.resume)
+
+
+def _tracked(configs: Sequence[TrainConfig], axes: Mapping[str, Sequence[str]] | None, body: Callable[[], int]) -> int:
+    """Runs the jobs; those of one sweep share a time dilation that is left to them."""
+    from poseidon.tracking.sweep import run_tracked
+    from poseidon.training.dilation import pick
+
+    picked = pick(configs) if axes is not None else None
+    if picked is not None:
+        print(picked, flush=True)
+    return run_tracked(configs, axes, body, picked.factor if picked is not None else None)
 
 
 def _train(config: TrainConfig, overrides: list[str], folder: Path) -> Result:

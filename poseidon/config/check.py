@@ -8,6 +8,7 @@ from typing import Any
 
 from poseidon.config.profiles import check_hardware
 from poseidon.config.schema import (
+    AUTO,
     OPEN_GROUPS,
     ClusterConfig,
     ClusterKind,
@@ -76,6 +77,8 @@ def check_validate(config: ValidateConfig) -> None:
     if not 0 < seconds < math.inf:
         raise UserError(f"validate.seconds={seconds}: must be greater than 0")
     check_cluster(cluster)
+    if cluster.time_dilation == AUTO:
+        raise UserError(f"cluster.time_dilation={AUTO}: follows from a training; here, try numbers from 1 on")
 
 
 def _check_ranges(config: TrainConfig) -> None:
@@ -114,8 +117,9 @@ def check_cluster(cluster: ClusterConfig) -> None:
         parse_rate(f"cluster.node_bandwidth.{node}", rate)
     if cluster.latency is not None:
         parse_seconds("cluster.latency", cluster.latency)
-    if not 1 <= cluster.time_dilation < math.inf:
-        raise UserError(f"cluster.time_dilation={cluster.time_dilation}: must be at least 1")
+    dilation = cluster.time_dilation
+    if dilation != AUTO and not (isinstance(dilation, float) and 1 <= dilation < math.inf):
+        raise UserError(f"cluster.time_dilation={dilation}: must be a number, at least 1, or {AUTO}")
 
 
 def _check_contradictions(config: TrainConfig) -> None:
@@ -135,7 +139,7 @@ def _check_contradictions(config: TrainConfig) -> None:
         raise UserError(
             f"comm.overlap=none: comm={comm.name.value} always overlaps; leave it at backward, or take comm=ps"
         )
-    if config.cluster.time_dilation != 1 and config.hardware is None:
+    if config.cluster.time_dilation not in (1, AUTO) and config.hardware is None:
         raise UserError(
             f"cluster.time_dilation={config.cluster.time_dilation}: real computing cannot be dilated; take an emulated "
             f"accelerator (hardware=...), or leave it at 1"

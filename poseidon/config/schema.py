@@ -126,6 +126,10 @@ class CommConfig:
     ddp: DDPConfig = field(default_factory=DDPConfig)
 
 
+#: In the place of cluster.time_dilation: as much as this machine needs.
+AUTO = "auto"
+
+
 @dataclass
 class ClusterConfig:
     name: ClusterKind = ClusterKind.local
@@ -135,10 +139,12 @@ class ClusterConfig:
     bandwidth: str | None = None  # of each node's link, each way: "1gbit"; null: unshaped
     node_bandwidth: dict[Any, str] = field(default_factory=dict)  # of some nodes' links, by number, instead
     latency: str | None = None  # one way, beside what the rate costs: "50us"
-    time_dilation: float = 1.0  # f: bandwidth is divided by it, times are multiplied
+    time_dilation: Any = 1.0  # f: bandwidth is divided by it, times are multiplied; AUTO until it is picked
 
     def __post_init__(self) -> None:
         # In YAML a node's number is one, on a command line and in JSON it is text.
+        if isinstance(self.time_dilation, int) and not isinstance(self.time_dilation, bool):
+            self.time_dilation = float(self.time_dilation)
         self.node_bandwidth = {int(k) if str(k).isdecimal() else k: rate for k, rate in self.node_bandwidth.items()}
 
 

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,12 +50,14 @@ class Sweep:
         axes: the swept keys.
         parents: store -> experiment -> id of the parent run.
         jobs: file that takes the folder of each job; None outside a sweep.
+        dilation: of its jobs with cluster.time_dilation=auto; None if there are none.
     """
 
     experiment: str | None = None
     axes: list[str] = field(default_factory=list)
     parents: dict[str, dict[str, str]] = field(default_factory=dict)
     jobs: str | None = None
+    dilation: float | None = None
 
     @classmethod
     def current(cls) -> Sweep:
@@ -81,12 +83,15 @@ class Sweep:
         return [summary for summary in found if summary]
 
 
-def run_tracked(configs: Sequence[TrainConfig], axes: Axes | None, body: Callable[[], int]) -> int:
+def run_tracked(
+    configs: Sequence[TrainConfig], axes: Axes | None, body: Callable[[], int], dilation: float | None = None
+) -> int:
     """Runs one job, or a sweep's (``axes`` is not None), with its store opened before anything starts.
 
     Args:
         configs: of the jobs, as far as they are known beforehand.
         body: runs the jobs and gives the exit code.
+        dilation: of all jobs of a sweep that leave it to the sweep.
 
     Raises:
         UserError: the store cannot be used; nothing has been started.
@@ -97,7 +102,7 @@ def run_tracked(configs: Sequence[TrainConfig], axes: Axes | None, body: Callabl
                 connect(config)
         return body()
     with TemporaryDirectory(prefix="poseidon-sweep-") as folder, _terminable():
-        sweep = _begin(configs, axes, Path(folder) / "jobs")
+        sweep = replace(_begin(configs, axes, Path(folder) / "jobs"), dilation=dilation)
         status = "failed"
         try:
             with _environment(sweep):

@@ -14,13 +14,14 @@ from poseidon.api.env import JobEnv
 from poseidon.config.build import build
 from poseidon.config.schema import Comm, TrainConfig
 from poseidon.emulation.accelerator import Accelerator, Costs
-from poseidon.emulation.layers import layer_times, step_bytes, trace
+from poseidon.emulation.layers import LayerTime, layer_times, step_bytes, trace
 from poseidon.emulation.model import EmulatedOptimizer, emulate
 from poseidon.engine.parameters import observe, trainable
 from poseidon.errors import UserError
 from poseidon.planning import FactorSize
 from poseidon.tracking.summary import part_name
 from poseidon.training.loader import rows_of
+from poseidon.training.loop import rows_per_step
 from poseidon.training.parts import Parts
 from poseidon.training.plan import as_trained, inputs_of_one_node
 from poseidon.transport import inproc_mesh
@@ -59,22 +60,15 @@ def emulated_parts(config: TrainConfig, session: Session) -> Parts:
     """
     profile = config.hardware
     assert profile is not None
-    rows = config.trainer.batch_size
-    if config.comm.name is Comm.single and config.trainer.global_batch is not None:
-        rows = config.trainer.global_batch
+    rows = rows_per_step(config)
     inputs = inputs_of_one_node(config, "meta", rows)
     model = _on_meta(config)
     trial = copy.deepcopy(model)
-    calls = trace(trial, inputs)
-    if not calls:
-        raise UserError(f"model: {config.model.get('_target_')} has no parameter to train")
-    name = part_name(config.model) or ""
-    touched = step_bytes(lambda params: build(config.optimizer, params, key="optimizer"), trial.parameters())
-    times, step = layer_times(calls, profile, name, rows, step_bytes=touched)
+    times, step = _times(config, trial, inputs, rows)
     accelerator = session.accelerator = Accelerator(
         times, Costs.of(profile, step), dilation=config.cluster.time_dilation
     )
-    density = profile.density.get(name)
+    density = profile.density.get(part_name(config.model) or "")
     emulate(model, times, accelerator, density.layers if density else None)
     size = _size(config)
     whole = rows * session.world_size
@@ -91,6 +85,27 @@ def emulated_parts(config: TrainConfig, session: Session) -> Parts:
         has_values=False,
         sizes=_sizes(config, trial, inputs),
     )
+
+
+def undilated(config: TrainConfig) -> tuple[int, float]:
+    """Calls of layers in an iteration, and the seconds that it lasts where nothing is communicated.
+
+    Raises:
+        UserError: as :func:`emulated_parts`.
+    """
+    rows = rows_per_step(config)
+    times, step = _times(config, _on_meta(config), inputs_of_one_node(config, "meta", rows), rows)
+    return len(times), sum(call.forward + call.backward for call in times) + step
+
+
+def _times(config: TrainConfig, trial: nn.Module, inputs: Any, rows: int) -> tuple[list[LayerTime], float]:
+    """Of the layers' calls, and of the optimizer step."""
+    assert config.hardware is not None
+    calls = trace(trial, inputs)
+    if not calls:
+        raise UserError(f"model: {config.model.get('_target_')} has no parameter to train")
+    touched = step_bytes(lambda params: build(config.optimizer, params, key="optimizer"), trial.parameters())
+    return layer_times(calls, config.hardware, part_name(config.model) or "", rows, step_bytes=touched)
 
 
 def _on_meta(config: TrainConfig) -> nn.Module:

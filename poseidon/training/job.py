@@ -34,6 +34,7 @@ from poseidon.tracking.folder import (
 )
 from poseidon.tracking.job import Tracking
 from poseidon.tracking.sweep import Sweep
+from poseidon.training.dilation import pick, with_factor
 from poseidon.training.progress import Display
 
 
@@ -64,8 +65,8 @@ def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Job
     Raises:
         UserError: a setting or the run store cannot be used; nothing has been started.
     """
-    config = checked(config)
     sweep, display = Sweep.current(), Display()
+    config = _dilated(checked(config), sweep, display.console)
     tracking = Tracking(config, sweep, partial(display.on_line, LAUNCHER, "stderr"))
     run_dir = create_run_dir(run_dir)
     summary = summaries.begin(config, overrides, sweep.experiment)
@@ -115,6 +116,17 @@ def checked(config: TrainConfig) -> TrainConfig:
     if trainer.resume is None:
         return config
     return replace(config, trainer=replace(trainer, resume=str(find_checkpoint(trainer.resume))))
+
+
+def _dilated(config: TrainConfig, sweep: Sweep, console: Console) -> TrainConfig:
+    """The config with a number for cluster.time_dilation: that of the sweep, else what this run needs."""
+    if sweep.dilation is not None:
+        return with_factor(config, sweep.dilation)
+    picked = pick([config])
+    if picked is None:
+        return config
+    console.print(str(picked), markup=False)
+    return with_factor(config, picked.factor)
 
 
 def find_checkpoint(resume: str) -> Path:

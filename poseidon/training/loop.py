@@ -200,7 +200,7 @@ class Trainer:
 
     def _seconds(self) -> float:
         """Of training so far, earlier parts of a resumed run included."""
-        return self._before + (time.perf_counter() - self._began) / self._config.cluster.time_dilation
+        return self._before + (time.perf_counter() - self._began) / self._outcome.clock.dilation
 
     def _step_schedule(self, epoch_ended: bool) -> None:
         schedule = self._parts.schedule
