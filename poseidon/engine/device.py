@@ -26,6 +26,9 @@ class Device(Protocol):
 
     has_values: bool
 
+    def ready(self) -> None:
+        """What it computes next depends on something that has just happened."""
+
     def to_host(self, nbytes: int, then: Then) -> None:
         """A gradient of so many bytes is final: once the host has it."""
 
@@ -46,6 +49,9 @@ class Host:
     """The CPU itself: gradients are where they are sent from."""
 
     has_values = True
+
+    def ready(self) -> None:
+        pass
 
     def to_host(self, nbytes: int, then: Then) -> None:
         then()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 import poseidon
 from poseidon.api import Session
+from poseidon.engine import Host
 from poseidon.errors import UserError
 from tests.engine.nets import batch, build, sgd, share
 
@@ -150,6 +152,50 @@ def other_models_and_calls(session: Session) -> None:
     session.undistribute(model)
 
 
+class Emulated(Host):
+    """Counts the bytes that an emulated accelerator would take time for; its copies to the host end in another thread,
+    and late."""
+
+    has_values = False
+
+    def __init__(self) -> None:
+        self.bytes = {"to host": 0, "summed": 0, "to device": 0}
+        self._engine = ThreadPoolExecutor(1)
+
+    def to_host(self, nbytes: int, then: Callable[[], None]) -> None:
+        self.bytes["to host"] += nbytes
+        self._engine.submit(then)
+
+    def summed(self, nbytes: int, then: Callable[[], None], post: Any) -> None:
+        self.bytes["summed"] += nbytes
+        then()
+
+    def to_device(self, nbytes: int, then: Callable[[], None]) -> None:
+        self.bytes["to device"] += nbytes
+        then()
+
+
+def on_an_emulated_accelerator(session: Session) -> None:
+    """Copies and sums are those of a host; no rank's values go to another at start."""
+    n, rank = session.world_size, session.rank
+    model = nn.Sequential(nn.Linear(12, 120, bias=False), nn.Linear(120, 12, bias=False))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(rank)
+    optimizer = sgd(model)
+    session.accelerator = emulated = Emulated()
+    session.distribute(model, optimizer, **FSDP)
+    assert all(bool((p.to_local() == rank).all()) for p in model.parameters())  # type: ignore[attr-defined]
+    optimizer.zero_grad()
+    model(torch.ones(2, 12)).sum().backward()
+    optimizer.step()
+    whole = 4 * 2 * 12 * 120
+    part = whole // n
+    assert emulated.bytes == {"to host": part + whole, "summed": whole - part, "to device": whole - part + part}
+    session.undistribute(model)
+    session.accelerator = Host()
+
+
 def refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         call()
@@ -180,6 +226,7 @@ USES: tuple[Use, ...] = (
     frozen_for_a_while,
     nothing_to_train,
     other_models_and_calls,
+    on_an_emulated_accelerator,
     closed,
 )
 

@@ -50,6 +50,8 @@ def test_units_are_neither_tiny_nor_large_where_they_can_be_split() -> None:
     assert units(net, 600) == ["0", "2.0"]
     assert units(net, 1100) == ["2"]
     assert units(net, 2000) == []  # one unit, the root's
+    assert units_of(net, 600, blocks=False) == [net[0], block[0]]
+    assert units_of(net, 2000, blocks=False) == [block[0]]
 
 
 def test_what_shares_or_reads_weights_is_one_unit() -> None:

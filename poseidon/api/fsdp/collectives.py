@@ -1,8 +1,11 @@
-"""FSDP2's reductions on the CPU, by its own hook for other collectives.
+"""FSDP2's collectives where its own would not do, by its hooks for others.
 
 FSDP2 overlaps by CUDA streams. On the CPU it has none: its reduce-scatter blocks the backward pass, and gloo's is an
 all-reduce of which a rank keeps its part, so that a node would send twice the bytes. Here parts are exchanged by
 gloo's all-to-all and added up in rank order, while the backward pass goes on: what FSDP does on an accelerator.
+
+On an emulated accelerator, whose tensors are on no device, gathers and reductions pay for host copies and sums as our
+schemes and DDP do.
 """
 
 from __future__ import annotations
@@ -14,21 +17,35 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+from poseidon.engine import Device
 
 
-class Reductions:
-    """Of one model: those on their way, until the end of the backward pass."""
+class Collectives:
+    """Of one model on the CPU; knows which reductions are on their way, until the end of the backward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, accelerator: Device) -> None:
+        self._accelerator = accelerator
         self._running: list[torch.futures.Future[Any]] = []
+        self._memory: dict[torch.dtype, torch.Tensor] = {}
 
     def install(self, unit: Any, parts: Sequence[nn.Parameter]) -> None:
-        """Reduce the gradients of `unit`, whose own `parts` get them."""
-        unit.set_custom_reduce_scatter(_ReduceScatter(self, parts))
+        """For `unit`, whose own `parts` get the gradients."""
+        unit.set_custom_reduce_scatter(_ReduceScatter(self, self._accelerator, parts))
         # Nothing is divided but by us, once it is there.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
+        if not self._accelerator.has_values:
+            unit.set_custom_all_gather(_AllGather(self, self._accelerator))
+
+    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A buffer; all are the same memory where there are no values."""
+        if self._accelerator.has_values:
+            return torch.empty(numel, dtype=dtype)
+        if dtype not in self._memory or self._memory[dtype].numel() < numel:
+            self._memory[dtype] = torch.empty(numel, dtype=dtype)
+        return self._memory[dtype][:numel]
 
     def add(self, running: torch.futures.Future[Any]) -> None:
         if not self._running:
@@ -41,12 +58,18 @@ class Reductions:
             each.wait()
 
 
-class _ReduceScatter(ReduceScatter):
-    def __init__(self, reductions: Reductions, parts: Sequence[nn.Parameter]) -> None:
-        self._reductions, self._parts = reductions, parts
+class _Buffers:
+    def __init__(self, collectives: Collectives, accelerator: Device) -> None:
+        self._collectives, self._accelerator = collectives, accelerator
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+        return self._collectives.empty(torch.Size(size).numel(), dtype)
+
+
+class _ReduceScatter(_Buffers, ReduceScatter):
+    def __init__(self, collectives: Collectives, accelerator: Device, parts: Sequence[nn.Parameter]) -> None:
+        super().__init__(collectives, accelerator)
+        self._parts = parts
 
     def __call__(
         self,
@@ -56,14 +79,73 @@ class _ReduceScatter(ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        received = torch.empty_like(input_tensor)
-        work = dist.all_to_all_single(received, input_tensor, group=group, async_op=True)
-        assert work is not None
+        accelerator = self._accelerator
+        received = self._collectives.empty(input_tensor.numel(), input_tensor.dtype)
+        done: torch.futures.Future[Any] = torch.futures.Future()
 
-        def add(future: torch.futures.Future[Any]) -> None:
-            future.value()
-            torch.mean(received.view(group.size(), -1), 0, out=output_tensor)
+        def exchange() -> None:
+            work = dist.all_to_all_single(received, input_tensor, group=group, async_op=True)
+            assert work is not None
+            work.get_future().add_done_callback(exchanged)
 
-        self._reductions.add(work.get_future().then(add))
+        def exchanged(future: torch.futures.Future[Any]) -> None:
+            try:
+                future.value()
+                if accelerator.has_values:
+                    torch.mean(received.view(group.size(), -1), 0, out=output_tensor)
+            except RuntimeError as error:
+                done.set_exception(error)
+            else:
+                others = input_tensor.nbytes - output_tensor.nbytes
+                accelerator.summed(others, summed, lambda then: then())
+
+        def summed() -> None:
+            accelerator.to_device(output_tensor.nbytes, lambda: done.set_result(None))
+
+        self._collectives.add(done)
+        accelerator.to_host(input_tensor.nbytes, exchange)
         if any(p.grad is not None or p._post_accumulate_grad_hooks for p in self._parts):
-            self._reductions.wait()  # FSDP adds to them, or tells of them, when this returns
+            self._collectives.wait()  # FSDP adds to them, or tells of them, when this returns
+
+
+class _AllGather(_Buffers, AllGather):
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        accelerator = self._accelerator
+        done: torch.futures.Future[Any] = torch.futures.Future()
+
+        def gather() -> None:
+            work = dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=True)
+            assert work is not None
+            work.get_future().add_done_callback(gathered)
+
+        def gathered(future: torch.futures.Future[Any]) -> None:
+            try:
+                future.value()
+            except RuntimeError as error:
+                done.set_exception(error)
+            else:
+                accelerator.to_device(output_tensor.nbytes - input_tensor.nbytes, lambda: done.set_result(None))
+
+        accelerator.to_host(input_tensor.nbytes, gather)
+        work = _Gathering(done, accelerator)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+
+class _Gathering(dist.Work):
+    """What FSDP waits for before a layer that the accelerator, too, cannot begin earlier."""
+
+    def __init__(self, done: torch.futures.Future[Any], accelerator: Device) -> None:
+        super().__init__()
+        self._done, self._accelerator = done, accelerator
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self._done.done():
+            self._done.wait()
+            self._accelerator.ready()
+        self._done.value()
+        return True

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from poseidon.api.fsdp.collectives import Reductions
+from poseidon.api.fsdp.collectives import Collectives
 from poseidon.api.fsdp.shards import Optimizers, cut, full, is_row_state
 from poseidon.api.fsdp.traces import Traces
 from poseidon.api.fsdp.units import check_shardable, units_of
@@ -66,7 +66,7 @@ class FSDP:
         self._whole = self._closed = False
         if not any(p.requires_grad for p in model.parameters()):
             return
-        units = units_of(model, least_bytes)
+        units = units_of(model, least_bytes, blocks=accelerator.has_values)
         check_shardable(model, units)
         self._optimizers = Optimizers(optimizers, model)
         # An in-place operation on it would drop a hook that gathers for the backward pass: here nothing is to gather.
@@ -76,10 +76,10 @@ class FSDP:
                 dist.broadcast(tensor.detach(), 0)
         sizes = [(tuple(p.shape), p.itemsize, p.requires_grad) for p in model.parameters()]
         self.bytes = sharded_bytes(sizes, dist.get_world_size())
-        self._shard([*units, model], device)
+        self._shard([*units, model], device, accelerator)
         self._hook()
 
-    def _shard(self, units: Sequence[nn.Module], device: torch.device) -> None:
+    def _shard(self, units: Sequence[nn.Module], device: torch.device, accelerator: Device) -> None:
         model = self._model
         self._places = [(m, name, p) for m in model.modules() for name, p in m._parameters.items() if p is not None]
         traces = Traces(model)
@@ -97,19 +97,16 @@ class FSDP:
         traces.note()
         self._parts = {id(p): module._parameters[name] for module, name, p in self._places}
         self._optimizers.point_at(self._parts)
-        self._reduce(units, device)
+        if device.type == "cpu":
+            self._communicate(units, Collectives(accelerator))
         #: Units in the order of their forward passes, and those that others read without one; None before the first.
         self._order: list[Any] | None = None
         self._called: list[Any] = []
 
-    def _reduce(self, units: Sequence[nn.Module], device: torch.device) -> None:
-        if device.type != "cpu":
-            return
-        reductions, left = Reductions(), dict(self._parts)
+    def _communicate(self, units: Sequence[nn.Module], collectives: Collectives) -> None:
+        left = {id(part): part for part in self._parts.values()}
         for unit in units:
-            owned = {id(p): p for p in unit.parameters()}
-            mine = [left.pop(key) for key, p in list(left.items()) if id(p) in owned]
-            reductions.install(unit, mine)
+            collectives.install(unit, [left.pop(id(p)) for p in unit.parameters() if id(p) in left])
 
     def _hook(self) -> None:
         model = self._model

@@ -15,7 +15,7 @@ from poseidon.errors import UserError
 LARGEST = 16
 
 
-def units_of(model: nn.Module, least_bytes: int) -> list[nn.Module]:
+def units_of(model: nn.Module, least_bytes: int, *, blocks: bool = True) -> list[nn.Module]:
     """The modules that become units of their own, children before their parents; the root's unit takes the rest.
 
     FSDP hides a unit's traffic under the computation of others, so that units should be small; but each costs two
@@ -26,20 +26,24 @@ def units_of(model: nn.Module, least_bytes: int) -> list[nn.Module]:
     - parts or parameters of which are used elsewhere too: FSDP wants all that share one in one unit, and would reduce
       after each use;
     - that nobody calls: FSDP gathers in a forward hook, and attention or a parametrization reads its parts' weights.
+
+    Args:
+        blocks: False: of modules that are called only those that own parameters (an emulated model's blocks are not).
     """
-    tree = _Tree(model)
+    tree = _Tree(model, blocks)
+    most_bytes = LARGEST * least_bytes if blocks else 0
     units: list[nn.Module] = []
-    if tree.bytes(model, units) > LARGEST * least_bytes:
-        _split(model, tree, least_bytes, units)
+    if tree.bytes(model, units) > most_bytes:
+        _split(model, tree, least_bytes, most_bytes, units)
     return units
 
 
-def _split(module: nn.Module, tree: _Tree, least_bytes: int, units: list[nn.Module]) -> None:
+def _split(module: nn.Module, tree: _Tree, least_bytes: int, most_bytes: int, units: list[nn.Module]) -> None:
     for part in () if isinstance(module, nn.MultiheadAttention) else module.children():
         if part in units:
             continue
-        if not tree.whole(part) or tree.bytes(part, units) > LARGEST * least_bytes:
-            _split(part, tree, least_bytes, units)
+        if not tree.whole(part) or tree.bytes(part, units) > most_bytes:
+            _split(part, tree, least_bytes, most_bytes, units)
         if tree.whole(part) and tree.bytes(part, units) >= max(1, least_bytes):
             units.append(part)
 
@@ -47,7 +51,8 @@ def _split(module: nn.Module, tree: _Tree, least_bytes: int, units: list[nn.Modu
 class _Tree:
     """Who holds what in a model."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, blocks: bool) -> None:
+        self._blocks = blocks
         self._holders: dict[int, set[nn.Module]] = {}  # of parameters and modules, by id
         for module in model.modules():
             for held in (*module._parameters.values(), *module._modules.values()):
@@ -58,6 +63,8 @@ class _Tree:
         """Can it be a unit: is it called, at one place, and is nothing in it used elsewhere?"""
         parts = set(module.modules())
         if len(self._holders[id(module)]) > 1:
+            return False
+        if not self._blocks and not any(p is not None for p in module._parameters.values()):
             return False
         inside = [*parts - {module}, *module.parameters()]
         called = type(module).forward is not nn.Module.forward and not isinstance(module, ParametrizationList)
