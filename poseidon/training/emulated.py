@@ -65,6 +65,8 @@ def emulated_parts(config: TrainConfig, session: Session) -> Parts:
     model = _on_meta(config)
     trial = copy.deepcopy(model)
     times, step = _times(config, trial, inputs, rows)
+    if config.comm.name is Comm.fsdp:
+        step /= session.world_size  # of its rows only
     accelerator = session.accelerator = Accelerator(
         times, Costs.of(profile, step), dilation=config.cluster.time_dilation
     )
