@@ -16,6 +16,8 @@ from poseidon.config.schema import (
     Device,
     Overlap,
     Part,
+    Precision,
+    ProfileConfig,
     TrainConfig,
     ValidateConfig,
 )
@@ -58,6 +60,8 @@ def check_train(config: TrainConfig) -> None:
     _check_dataset(config.dataset)
     if config.hardware is not None:
         check_hardware(config.hardware)
+        if not isinstance(config, ProfileConfig):
+            _check_emulated(config)
     for group in OPEN_GROUPS:
         node = getattr(config, group)
         if group == "schedule" and node.get("_target_") is None:
@@ -153,6 +157,26 @@ def _check_contradictions(config: TrainConfig) -> None:
         raise UserError(
             f"device=cuda: comm={comm.name.value} trains on the CPU; take comm=ddp or fsdp, or leave device at cpu"
         )
+
+
+def _check_emulated(config: TrainConfig) -> None:
+    """Refuses what needs numbers, where an emulated accelerator computes none."""
+    trainer, weights = config.trainer, config.model.get("weights")
+    for key, value, unused, why in (
+        ("model.weights", weights, weights is None, "parameters have no values"),
+        ("trainer.resume", trainer.resume, trainer.resume is None, "parameters have no values"),
+        ("trainer.target_accuracy", trainer.target_accuracy, trainer.target_accuracy is None, "nothing is learnt"),
+        ("trainer.clip_norm", trainer.clip_norm, trainer.clip_norm is None, "gradients have no values"),
+        ("trainer.check_every", trainer.check_every, trainer.check_every == 0, "replicas have no values"),
+        ("trainer.precision", trainer.precision, trainer.precision is Precision.fp32, "everything is fp32"),
+        ("device", config.device, config.device is Device.cpu, "nothing is on a GPU"),
+    ):
+        if not unused:
+            assert config.hardware is not None
+            raise UserError(
+                f"{key}={value}: {why} on an emulated accelerator (hardware={config.hardware.name}); leave it out, or "
+                f"compute for real, without hardware (~hardware, if an experiment sets it)"
+            )
 
 
 def _check_dataset(dataset: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,7 +65,9 @@ def emulated_parts(config: TrainConfig, session: Session) -> Parts:
     inputs = inputs_of_one_node(config, "meta", rows)
     model = _on_meta(config)
     trial = copy.deepcopy(model)
-    times, step = _times(config, trial, inputs, rows)
+    whole_times, step = _times(config, trial, inputs, rows)
+    pieces = config.trainer.accumulate  # of a batch, each with passes of its own
+    times = [replace(t, forward=t.forward / pieces, backward=t.backward / pieces) for t in whole_times]
     if config.comm.name is Comm.fsdp:
         step /= session.world_size  # of its rows only
     accelerator = session.accelerator = Accelerator(

@@ -46,6 +46,9 @@ MISTAKES = [
     # what belongs together
     (["trainer.global_batch=64"], ["trainer.global_batch=64: is for comm=single only"]),
     (["cluster.bandwidth=1gbit"], ["cluster.bandwidth=1gbit: is for cluster=emulated only"]),
+    (["cluster=emulated", "cluster.time_dilation=fast"], ["cluster.time_dilation=fast: must be a number", "or auto"]),
+    (["cluster=emulated", "cluster.time_dilation=true"], ["cluster.time_dilation=True: must be a number"]),
+    (["cluster.time_dilation=auto"], ["cluster.time_dilation=auto: is for cluster=emulated only"]),
     (["cluster.time_dilation=2"], ["cluster.time_dilation=2.0: is for cluster=emulated only"]),
     (["cluster=emulated", "cluster.time_dilation=4"], ["cluster.time_dilation=4.0: real computing cannot be dilated"]),
     (["cluster=emulated", "device=auto"], ["device=auto: with cluster=emulated", "leave device at cpu"]),
@@ -57,6 +60,15 @@ MISTAKES = [
     (["schedule=cosine", "trainer.epochs=null", "trainer.iterations=9"], ["schedule.T_max: follows trainer.epochs"]),
     (["dataset=digits"], ["model: lenet needs images of at least 15x15", "8x8"]),
     (["trainer.resume=nowhere.pt"], ["trainer.resume: there is no file", "nowhere.pt"]),
+    # what needs numbers, where none are computed
+    (["hardware=k20", "trainer.resume=x.pt"], ["trainer.resume=x.pt: parameters have no values", "(hardware=k20)"]),
+    (["hardware=k20", "model.weights=x.pt"], ["model.weights=x.pt: parameters have no values"]),
+    (["hardware=k20", "trainer.target_accuracy=0.9"], ["trainer.target_accuracy=0.9: ", "nothing is learnt"]),
+    (["hardware=k20", "trainer.clip_norm=1"], ["trainer.clip_norm=1.0: ", "no values"]),
+    (["hardware=k20", "trainer.check_every=3"], ["trainer.check_every=3: ", "compute for real"]),
+    (["hardware=k20", "trainer.precision=bf16"], ["trainer.precision=bf16: ", "fp32"]),
+    (["hardware=k20", "device=auto"], ["device=auto: ", "nothing is on a GPU"]),
+    (["hardware=k20", "comm=ddp", "device=cuda"], ["device=cuda: ", "nothing is on a GPU"]),
     # targets
     (["model=torchvision"], ["model.name has no value"]),
     (["model=torchvision", "model.name=resnet5"], ["model.name=resnet5", "nearest: resnet50"]),

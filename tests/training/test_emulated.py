@@ -69,6 +69,11 @@ def test_times_are_told_undilated(tmp_path: Path) -> None:
     assert SECONDS * 5 <= result["train_seconds"] < SECONDS * 10
 
 
+def test_a_batch_in_pieces_takes_no_longer(tmp_path: Path) -> None:
+    result = run(tmp_path, 1, "comm=single", "trainer.accumulate=4")[0]
+    assert SECONDS <= result["iteration_seconds"]["median"] < 1.5 * SECONDS
+
+
 def test_one_node_pays_for_its_host_under_our_schemes_only(tmp_path: Path) -> None:
     schemes = {}
     for comm in ("single", "ddp", "ps", "hybrid"):
