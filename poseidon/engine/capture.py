@@ -10,35 +10,48 @@ Everything semi-private that this leans on is tried once by :func:`self_test`; w
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache
+from types import MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.autograd import Variable
 from torch.autograd import forward_ad as fwad
 from torch.autograd.graph import get_gradient_edge
-from torch.nn import functional as F
 
 from poseidon.transport import Owner
 
 Tensor = torch.Tensor
 
-ATTRIBUTE = "_poseidon_record"
+#: By layer, where it records.
+_RECORDS: WeakKeyDictionary[nn.Module, Record] = WeakKeyDictionary()
+#: What stands in layers' ``__dict__`` in place of methods of their class.
+_STAND_INS: set[Callable[..., Any]] = set()
 
 
 class Record:
     """What the uses of one weight recorded in the current backward passes, instead of a gradient.
 
+    Forward passes of before a change (of plan, of parameters, of the end) may have their backward pass after it, or be
+    computed again in it (checkpoints). So what happens to the gradient is decided in backward, and what a forward pass
+    leaves for backward is, tensor by tensor, what the layer's own would.
+
     Attributes:
         factors: one entry per use, in the order of the backward pass.
-        active: False: the layer computes natively.
+        active: False: the gradient travels as such under the present plan, and the layer computes natively.
+        paused: gradients only accumulate for now (no_sync).
     """
 
     def __init__(self, weight: nn.Parameter) -> None:
         self.weight = weight
         self.factors: list[Any] = []
         self.active = True
+        self.paused = False
+        self._closed = False
+        self._detach: list[Callable[[], None]] = []
         self._owner = Owner()
         self._node: tuple[Any, Any] | None = None
         self.handle = weight.register_hook(self._merge)
@@ -54,17 +67,33 @@ class Record:
     _merge.__torch_unserializable__ = True  # type: ignore[attr-defined]  # torch warns of other hooks on pickling
 
     def usable(self, weight: object) -> bool:
-        """May this forward record?"""
-        return self.active and self._owner.here() and self.may_record(weight)
+        """May this forward pass's backward record?"""
+        return self.active and self.fits(weight)
 
-    def may_record(self, weight: object) -> bool:
-        """A user's own hook on the weight must see a real gradient: then it may not."""
+    def fits(self, weight: object) -> bool:
+        return weight is self.weight and self.weight.requires_grad and self._owner.here()
+
+    def wanted(self) -> bool:
+        """Shall this backward pass record? Not where a user's own hook on the weight must see a real gradient."""
         return (
-            weight is self.weight
-            and self.weight.requires_grad
+            not self._closed
+            and self._travels()
             and len(self.weight._backward_hooks or ()) == 1
             and len(self.weight._post_accumulate_grad_hooks or ()) <= 1
         )
+
+    def _travels(self) -> bool:
+        return self.active and not self.paused
+
+    @torch.no_grad()
+    def close(self) -> None:
+        """Nothing is recorded from now on; what is recorded already goes to ``p.grad``."""
+        self._closed = True
+        while self._detach:
+            self._detach.pop()()
+        self.handle.remove()
+        if self.factors:
+            self.weight.grad = self.spend(self.weight.grad)
 
     def node(self) -> Any:
         """The weight's AccumulateGrad node; another one after a change of dtype or device."""
@@ -93,42 +122,57 @@ def product(u: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _FactorLinear(torch.autograd.Function):
-    """y = x W^T + b whose backward records the factors of W's gradient and returns none for W."""
+    """b + x W^T, of x [k, N] and W^T [N, M]; backward records the factors of W's gradient and returns none for W."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, record: Record) -> Tensor:
-        device = _autocast_device(x)
-        cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        with torch.autocast(device, enabled=False):
-            xc, wc, bc = (t if cast is None or t is None else t.to(cast) for t in (x, w, b))
-            assert xc is not None
-            assert wc is not None
-            # In 2-D, since the result of an N-D linear would be a view and forbid a ReLU in place.
-            y: Tensor = F.linear(xc.reshape(-1, xc.shape[-1]), wc, bc)
-            if xc.dim() != 2:
-                y = torch.ops.aten._unsafe_view(y, (*xc.shape[:-1], y.shape[-1]))
-        ctx.save_for_backward(xc, w, b)
-        ctx.record, ctx.cast, ctx.x_dtype = record, cast, x.dtype
-        return y
+    def forward(ctx: Any, x: Tensor, wt: Tensor, b: Tensor | None, record: Record) -> Tensor:
+        needs_x, needs_w = ctx.needs_input_grad[:2]
+        kept = (wt if needs_x else None, x if needs_w else None)
+        ctx.save_for_backward(*(kept if b is None else reversed(kept)))
+        ctx.record, ctx.shape_b = record, None if b is None else b.shape
+        return torch.mm(x, wt) if b is None else torch.addmm(b, x, wt)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (g,) = grads
-        x, w, b = ctx.saved_tensors
+        (u,) = grads
+        wt, x = ctx.saved_tensors if ctx.shape_b is None else reversed(ctx.saved_tensors)
         gx = gw = gb = None
-        with torch.autocast(_autocast_device(g), enabled=False):
+        with torch.autocast(_autocast_device(u), enabled=False):
             if ctx.needs_input_grad[0]:
-                gx = (g @ (w if ctx.cast is None else w.to(ctx.cast))).to(ctx.x_dtype)
-            u, v = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
-            if b is not None and ctx.needs_input_grad[2]:
-                gb = u.sum(0).to(b.dtype)
+                gx = u @ wt.t()
+            if ctx.needs_input_grad[2]:
+                gb = u.sum_to_size(ctx.shape_b)
             if ctx.needs_input_grad[1]:
                 mode = backward_mode(ctx.record)
                 if mode == "factors":
-                    ctx.record.factors.append((u.detach(), v.detach()))
+                    ctx.record.factors.append((u.detach(), x.detach()))
                 elif mode == "dense":
-                    gw = product(u, v, w.dtype)
+                    gw = (u.t() @ x).t()
         return gx, gw, gb, None
+
+
+def linear(x: Tensor, w: Tensor, b: Tensor | None, record: Record) -> Tensor:
+    """``F.linear(x, w, b)``, whose backward records: by the same operations, of which only the product is ours."""
+    device = _autocast_device(x)
+    autocast = torch.is_autocast_enabled(device)
+    if autocast:
+        dtype = torch.get_autocast_dtype(device)
+        x, w = _cast(x, dtype), _cast(w, dtype)
+        b = None if b is None else _cast(b, dtype)
+    shape = x.shape
+    fused = b is not None and (len(shape) == 2 or x.is_contiguous())
+    if len(shape) != 2:
+        x = x.flatten(0, -2) if len(shape) > 2 else x.unsqueeze(0)
+    with torch.autocast(device, enabled=False) if autocast else nullcontext():
+        y: Tensor = _FactorLinear.apply(x, w.t(), b if fused else None, record)
+        if len(shape) != 2:
+            y = torch.ops.aten._unsafe_view(y, (*shape[:-1], y.shape[-1]))
+        return y if fused or b is None else y + b
+
+
+def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """As autocast does: not what is more precise on purpose."""
+    return t if t.dtype == torch.float64 else t.to(dtype)
 
 
 def _autocast_device(x: Tensor) -> str:
@@ -141,37 +185,30 @@ def backward_mode(record: Record) -> str:
     if torch.is_grad_enabled():  # create_graph: somebody will differentiate the gradient
         return "dense"
     try:
-        return "factors" if torch._C._will_engine_execute_node(record.node()) else "nothing"
+        if not torch._C._will_engine_execute_node(record.node()):
+            return "nothing"
     except RuntimeError:  # captured by autograd.grad
         return "dense"
+    return "factors" if record.wanted() else "dense"
 
 
-class _Linear(nn.Linear):
-    """What an engine turns a plain ``nn.Linear`` into; copies and pickles are plain again."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        record = recorder(self, x)
-        if record is None:
-            return F.linear(x, self.weight, self.bias)
-        result: Tensor = _FactorLinear.apply(x, self.weight, self.bias, record)
-        return result
-
-    def _get_name(self) -> str:
-        return "Linear"
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return plain(nn.Linear, super().__reduce_ex__(protocol))
+def _forward_linear(self: nn.Linear, input: Tensor) -> Tensor:
+    record = recorder(self, input)
+    if record is None or not input.dim():
+        return type(self).forward(self, input)
+    return linear(input, record.weight, self.bias, record)
 
 
 def recorder(module: nn.Module, *inputs: object) -> Any:
     """Where this forward of a layer records; None where it has to compute natively."""
-    record: Record | None = module.__dict__.get(ATTRIBUTE)
+    if torch.compiler.is_compiling():  # before anything that compilers would look into
+        return None
+    record = _RECORDS.get(module)
     if (
         record is None
         or not record.usable(module._parameters.get("weight"))
         or not torch.is_grad_enabled()
         or any(type(x) not in (Tensor, nn.Parameter) for x in inputs)
-        or torch.compiler.is_compiling()
         or torch.jit.is_tracing()
         or torch._C._are_functorch_transforms_active()
         or fwad._current_level >= 0
@@ -180,34 +217,46 @@ def recorder(module: nn.Module, *inputs: object) -> Any:
     return record
 
 
-def plain(kind: type[nn.Module], parts: Any) -> Any:
-    """What a layer's copy or pickle is made of: `parts` of ``__reduce_ex__``, but of a plain layer of that kind."""
-    state = {k: v for k, v in parts[2].items() if k != ATTRIBUTE}
-    return (_new, (kind,), state, *parts[3:])
-
-
-def _new(kind: type[nn.Module]) -> nn.Module:
-    return object.__new__(kind)
-
-
 def can_capture(module: nn.Module) -> bool:
     """Exactly ``nn.Linear`` (a subclass may do anything) with a plain 2-D weight of its own, in row-major order."""
     weight = module._parameters.get("weight")
-    return type(module) is nn.Linear and type(weight) is nn.Parameter and weight.dim() == 2 and weight.is_contiguous()
+    return (
+        type(module) is nn.Linear
+        and type(weight) is nn.Parameter
+        and weight.dim() == 2
+        and weight.is_contiguous()
+        and weight.is_floating_point()
+    )
 
 
-def attach(module: nn.Module, record: Record, kind: type[nn.Module] = _Linear) -> Callable[[], None]:
-    """Let `module` record into `record` as a `kind`; the returned call undoes it."""
-    before = type(module)
-    module.__class__ = kind
-    module.__dict__[ATTRIBUTE] = record
+def attach(
+    module: nn.Module, record: Record, forward: Callable[..., Tensor] = _forward_linear, **others: Callable[..., Any]
+) -> None:
+    """Let `module` record into `record` until that is closed, by a ``forward`` of its own. Its class stays: users look
+    for it. That of somebody else's in the module's ``__dict__`` stays too; it may ask :func:`recorder` itself.
+
+    Args:
+        others: methods by name that stand in too.
+    """
+    _RECORDS[module] = record
+    ours: dict[str, Callable[..., Any]] = {"forward": forward, "__getstate__": plain_state, **others}
+    mine = {name: MethodType(call, module) for name, call in ours.items() if name not in module.__dict__}
+    module.__dict__.update(mine)
+    _STAND_INS.update(ours.values())
 
     def detach() -> None:
-        module.__dict__.pop(ATTRIBUTE, None)
-        module.__class__ = before
-        record.handle.remove()
+        _RECORDS.pop(module, None)
+        for name, method in mine.items():
+            if module.__dict__.get(name) is method:
+                del module.__dict__[name]
 
-    return detach
+    record._detach.append(detach)
+
+
+def plain_state(self: nn.Module) -> dict[str, Any]:
+    """What copies and pickles of a layer are made of: nothing of what stands in it here."""
+    state: dict[str, Any] = type(self).__getstate__(self)
+    return {k: v for k, v in state.items() if getattr(v, "__func__", None) not in _STAND_INS}
 
 
 @lru_cache(maxsize=1)

@@ -7,12 +7,13 @@ own backward computes, without the zeros of all other rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
-from poseidon.engine.capture import attach, backward_mode, plain, recorder
+from poseidon.engine.capture import attach, backward_mode, plain_state, recorder
 from poseidon.engine.rows import Rows
 from poseidon.errors import UserError
 from poseidon.schemes import Touched, accumulator_dtype
@@ -75,14 +76,14 @@ class _RowsBag(torch.autograd.Function):
         padding, counted, sparse, mode, last = options
         y, *places = aten._embedding_bag(w, ids, offsets, counted, mode, sparse, factors, last, padding)
         needed = factors is not None and factors.requires_grad
-        ctx.save_for_backward(w if needed else None, factors, ids, offsets, *places)
+        ctx.save_for_backward(ids, offsets, factors, w if needed else None, *places)
         ctx.size, ctx.options, ctx.mode, ctx.record = w.shape[0], options[:3], mode, record
         result: Tensor = y
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (g,), (w, factors, ids, offsets, *places) = grads, ctx.saved_tensors
+        (g,), (ids, offsets, factors, w, *places) = grads, ctx.saved_tensors
         padding, counted, sparse = ctx.options
         gw = gf = None
         if ctx.needs_input_grad[1]:
@@ -134,67 +135,59 @@ def _record(ctx: Any, ids: Tensor, g: Tensor, total: Sum) -> None:
     ctx.record.add(Touched(distinct.long(), values.detach(), counts, strided=not sparse), len(ids))
 
 
-class _Embedding(nn.Embedding):
-    """What an engine turns a plain ``nn.Embedding`` into; copies and pickles are plain again."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        record = recorder(self, input)
-        refused = self.scale_grad_by_freq and self.sparse  # by torch, in backward
-        if record is None or refused or input.dtype not in _INTEGERS or self.max_norm is not None:
-            return super().forward(input)
-        padding = -1 if self.padding_idx is None else self.padding_idx
-        result: Tensor = _RowsEmbedding.apply(self.weight, input, padding, self.scale_grad_by_freq, self.sparse, record)
-        return result
-
-    def _get_name(self) -> str:
-        return "Embedding"
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return plain(nn.Embedding, super().__reduce_ex__(protocol))
+def _forward_embedding(self: nn.Embedding, input: Tensor) -> Tensor:
+    record = recorder(self, input)
+    refused = self.scale_grad_by_freq and self.sparse  # by torch, in backward
+    if record is None or refused or input.dtype not in _INTEGERS or self.max_norm is not None:
+        return type(self).forward(self, input)
+    padding = -1 if self.padding_idx is None else self.padding_idx
+    result: Tensor = _RowsEmbedding.apply(record.weight, input, padding, self.scale_grad_by_freq, self.sparse, record)
+    return result
 
 
-class _EmbeddingBag(nn.EmbeddingBag):
-    """What an engine turns a plain ``nn.EmbeddingBag`` into; copies and pickles are plain again."""
-
-    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        given = [t for t in (input, offsets, per_sample_weights) if t is not None]
-        record = recorder(self, *given)
-        if record is None or not self._usual(input, offsets, per_sample_weights):
-            return super().forward(input, offsets, per_sample_weights)
-        last = self.include_last_offset
-        if offsets is None:
-            offsets, last = (
-                torch.arange(0, input.numel(), input.shape[1], dtype=input.dtype, device=input.device),
-                False,
-            )
-        factors = None if per_sample_weights is None else per_sample_weights.reshape(-1)
-        padding = -1 if self.padding_idx is None else self.padding_idx
-        options = (padding, self.scale_grad_by_freq, self.sparse, _MODES[self.mode], last)
-        result: Tensor = _RowsBag.apply(self.weight, factors, input.reshape(-1), offsets, options, record)
-        return result
-
-    def _usual(self, input: Tensor, offsets: Tensor | None, factors: Tensor | None) -> bool:
-        """Arguments as they should be; others are for torch to complain of, or to convert."""
-        return (
-            input.dtype in _INTEGERS
-            and not input.is_nested
-            and input.numel() > 0
-            and (input.dim() == 2 if offsets is None else input.dim() == offsets.dim() == 1)
-            and (offsets is None or offsets.dtype == input.dtype)
-            and self.mode in _MODES
-            and self.max_norm is None
-            and not (self.mode == "max" and (self.scale_grad_by_freq or self.sparse))
-            and (factors is None or (self.mode == "sum" and factors.shape == input.shape))
+def _forward_bag(
+    self: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+) -> Tensor:
+    record = recorder(self, *[t for t in (input, offsets, per_sample_weights) if t is not None])
+    if record is None or not _usual(self, input, offsets, per_sample_weights):
+        return type(self).forward(self, input, offsets, per_sample_weights)
+    last = self.include_last_offset
+    if offsets is None:
+        offsets, last = (
+            torch.arange(0, input.numel(), input.shape[1], dtype=input.dtype, device=input.device),
+            False,
         )
+    factors = None if per_sample_weights is None else per_sample_weights.reshape(-1)
+    padding = -1 if self.padding_idx is None else self.padding_idx
+    options = (padding, self.scale_grad_by_freq, self.sparse, _MODES[self.mode], last)
+    result: Tensor = _RowsBag.apply(record.weight, factors, input.reshape(-1), offsets, options, record)
+    return result
 
-    def _get_name(self) -> str:
-        return "EmbeddingBag"
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return plain(nn.EmbeddingBag, super().__reduce_ex__(protocol))
+def _usual(bag: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None, factors: Tensor | None) -> bool:
+    """Arguments as they should be; others are for torch to complain of, or to convert."""
+    return (
+        input.dtype in _INTEGERS
+        and not input.is_nested
+        and input.numel() > 0
+        and (input.dim() == 2 if offsets is None else input.dim() == offsets.dim() == 1)
+        and (offsets is None or offsets.dtype == input.dtype)
+        and bag.mode in _MODES
+        and bag.max_norm is None
+        and not (bag.mode == "max" and (bag.scale_grad_by_freq or bag.sparse))
+        and (factors is None or (bag.mode == "sum" and factors.shape == input.shape))
+    )
 
 
-_RECORDING: dict[type[nn.Module], type[nn.Module]] = {nn.Embedding: _Embedding, nn.EmbeddingBag: _EmbeddingBag}
+def _describe_bag(self: nn.EmbeddingBag) -> str:
+    """An EmbeddingBag's repr has that of all in its ``__dict__``, and a method's repr has that of its owner."""
+    return type(self).extra_repr(SimpleNamespace(**plain_state(self)))  # type: ignore[arg-type]
+
+
+_RECORDING: dict[type[nn.Module], dict[str, Callable[..., Any]]] = {
+    nn.Embedding: {"forward": _forward_embedding},
+    nn.EmbeddingBag: {"forward": _forward_bag, "extra_repr": _describe_bag},
+}
 
 
 def can_record_rows(module: nn.Module) -> bool:
@@ -203,11 +196,11 @@ def can_record_rows(module: nn.Module) -> bool:
     return type(module) in _RECORDING and type(weight) is nn.Parameter and weight.is_contiguous() and weight.numel() > 0
 
 
-def attach_rows(module: nn.Module, record: Rows) -> Callable[[], None]:
-    """Let an embedding record into `record`; the returned call undoes it."""
+def attach_rows(module: nn.Module, record: Rows) -> None:
+    """Let an embedding record into `record` until that is closed."""
     record.counted |= bool(module.scale_grad_by_freq)
     record.sparse &= bool(module.sparse)
-    return attach(module, record, _RECORDING[type(module)])
+    attach(module, record, **_RECORDING[type(module)])
 
 
 # --- what cannot be as in one process ------------------------------------------------------------------------------

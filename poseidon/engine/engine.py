@@ -160,8 +160,10 @@ class Engine:
         if not capable:
             log.warning("this torch's autograd behaves otherwise than factor capture needs: all layers go dense (PS)")
             return
-        self._records, undo = record_factors(self._model, self._params, linear=self.options.comm != "ps")
-        self._undo += undo
+        self._records = record_factors(self._model, self._params, linear=self.options.comm != "ps")
+        for record in self._records.values():
+            record.paused = not self._sync
+            self._undo.append(record.close)
 
     def _install(self, version: int, schemes: dict[str, Any]) -> None:
         """Adopt a plan."""
@@ -432,11 +434,10 @@ class Engine:
         self._step_rows.explicit = n
 
     def set_sync(self, sync: bool) -> None:
-        """False inside no_sync(): gradients accumulate locally, layers compute natively."""
+        """False inside no_sync(): gradients accumulate locally."""
         self._sync = sync
-        for index, record in self._records.items():
-            scheme = self.decision.schemes.get(self._infos[index].name, "ps")
-            record.active = sync and (self.trial or scheme != "ps")
+        for record in self._records.values():
+            record.paused = not sync
 
     def sync_buffers(self) -> None:
         """Collective: rank 0's buffers (batch-norm statistics) everywhere."""

@@ -86,27 +86,26 @@ def fingerprint(model: nn.Module) -> list[tuple[int, bool]]:
     return found
 
 
-def record_factors(
-    model: nn.Module, params: Sequence[nn.Parameter], *, linear: bool = True
-) -> tuple[dict[int, Record], list[Callable[[], None]]]:
+def record_factors(model: nn.Module, params: Sequence[nn.Parameter], *, linear: bool = True) -> dict[int, Record]:
     """Let every plain embedding record its rows, and if `linear`, every plain Linear layer its factors.
 
     Returns:
-        (record by index of the weight in ``params``, calls that undo it)
+        By index of the weight in ``params``; to be closed.
     """
     indices = {id(p): index for index, p in enumerate(params)}
     records: dict[int, Record] = {}
-    undo = []
     linears, embeddings = _layers(model)
     for key, modules in embeddings.items():
         if key in indices:
             rows = records[indices[key]] = Rows(params[indices[key]])
-            undo += [attach_rows(module, rows) for module in modules]
+            for module in modules:
+                attach_rows(module, rows)
     for key, modules in linears.items() if linear else ():
         if key in indices:
             factors = records[indices[key]] = Factors(params[indices[key]])
-            undo += [attach(module, factors) for module in modules]
-    return records, undo
+            for module in modules:
+                attach(module, factors)
+    return records
 
 
 def observe(model: nn.Module, forward: Callable[[], Any]) -> dict[str, FactorSize]:
@@ -125,7 +124,7 @@ def observe(model: nn.Module, forward: Callable[[], Any]) -> dict[str, FactorSiz
     kept = [p.grad for p in params]
     for p in params:
         p.grad = None
-    records, undo = record_factors(model, params)
+    records = record_factors(model, params)
     try:
         with torch.enable_grad():
             outputs = [t for t in tensors_in(forward()) if t.requires_grad]
@@ -137,8 +136,9 @@ def observe(model: nn.Module, forward: Callable[[], Any]) -> dict[str, FactorSiz
             if record.factors and params[index].grad is None
         }
     finally:
-        for detach in undo:
-            detach()
+        for record in records.values():
+            record.factors.clear()
+            record.close()
         for p, grad in zip(params, kept, strict=True):
             p.grad = grad
 

@@ -32,7 +32,10 @@ class Rows(Record):
         self.looked_up = 0
 
     def usable(self, weight: object) -> bool:
-        return self.may_record(weight) and (self.active or self.counted)
+        return (self.active or self.counted) and self.fits(weight)
+
+    def _travels(self) -> bool:
+        return self.counted or super()._travels()
 
     def _merge(self, grad: Tensor | None) -> Tensor | None:
         self.mixed = self.mixed or (grad is not None and self._accumulates())
