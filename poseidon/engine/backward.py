@@ -19,22 +19,33 @@ _FUNCTIONAL = stateless._functional_call.__code__
 
 
 class Hook:
-    """A hook that a copy, a pickle or a forked child's model has as a no-op: it must not drag the engine along."""
+    """A hook that a copy, a pickle or a forked child's model has as a no-op: it must not drag the engine along.
 
-    __slots__ = ("_owner", "call")
+    Args:
+        copied: called with the memo of a deep copy, or None, when what it hangs on is copied or pickled.
+    """
 
-    def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        self.call = call
+    __slots__ = ("_owner", "call", "copied")
+
+    def __init__(
+        self, call: Callable[..., Any] | None = None, copied: Callable[[dict[int, Any] | None], None] | None = None
+    ) -> None:
+        self.call, self.copied = call, copied
         self._owner = Owner()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return None if self.call is None or not self._owner.here() else self.call(*args, **kwargs)
 
     def __reduce__(self) -> Any:
-        return (Hook, ())
+        return self._plain(None), ()
 
     def __deepcopy__(self, memo: Any) -> Hook:
-        return Hook()
+        return self._plain(memo)()
+
+    def _plain(self, memo: dict[int, Any] | None) -> type[Hook]:
+        if self.copied is not None and self._owner.here():
+            self.copied(memo)
+        return Hook
 
 
 def nested() -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -29,11 +30,41 @@ def broadcast(
 @torch.no_grad()
 def give(exchange: Exchange, model: int, tag: int, tensors: Sequence[torch.Tensor], peers: Sequence[int]) -> None:
     """Send copies, as one: training may go on and change the tensors, and another set of them may follow."""
-    flats = [_flat(tensor) for tensor in tensors]
+    _post(exchange, Header(Kind.STATE, exchange.rank, model, unit=tag), [_flat(tensor) for tensor in tensors], peers)
+
+
+@torch.no_grad()
+def give_named(
+    exchange: Exchange, model: int, tag: int, tensors: Mapping[str, torch.Tensor], peers: Sequence[int], number: int = 0
+) -> None:
+    """Like :func:`give`, for takers that may have other tensors by then. ``number`` comes back from `take_named`."""
+    shown = {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
+    about = json.dumps([[name, str(t.dtype), list(t.shape)] for name, t in shown.items()]).encode()
+    begin = torch.frombuffer(bytearray(len(about).to_bytes(8, "little") + about), dtype=torch.uint8)
+    flats = [begin, *(tensor.detach().cpu().contiguous().view(-1) for tensor in shown.values())]
+    _post(exchange, Header(Kind.STATE, exchange.rank, model, unit=tag, k=number), flats, peers)
+
+
+def take_named(exchange: Exchange, model: int, tag: int, what: str) -> tuple[int, dict[str, torch.Tensor]]:
+    """Wait for what rank 0 gives by `give_named`: its number, and tensors on the host."""
+    header, piece = exchange.receive(Kind.STATE, 0, model, tag, what)
+    data = bytearray(piece)
+    while len(data) < header.total:
+        data += exchange.receive(Kind.STATE, 0, model, tag, what)[1]
+    start = 8 + int.from_bytes(data[:8], "little")
+    tensors = {}
+    for name, dtype, shape in json.loads(data[8:start]):
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+        raw(tensor.view(-1))[:] = memoryview(data)[start : start + tensor.nbytes]
+        tensors[name] = tensor
+        start += tensor.nbytes
+    return header.k, tensors
+
+
+def _post(exchange: Exchange, header: Header, flats: Sequence[torch.Tensor], peers: Sequence[int]) -> None:
     total = sum(flat.nbytes for flat in flats)
     messages = [
-        (Header(Kind.STATE, exchange.rank, model, unit=tag, offset=index * _PIECE, total=total), piece)
-        for index, piece in enumerate(_pieces(flats))
+        (header._replace(offset=index * _PIECE, total=total), piece) for index, piece in enumerate(_pieces(flats))
     ]
 
     def send() -> None:

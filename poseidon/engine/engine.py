@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import Variable
-from torch.utils import _pytree
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.backward import Hook, borrowed, nested
@@ -27,14 +26,23 @@ from poseidon.engine.capture import Record, self_test
 from poseidon.engine.device import Device, Host
 from poseidon.engine.embedding import refuse
 from poseidon.engine.exchange import Exchange
-from poseidon.engine.forwards import Forward, StepRows, leading_rows
+from poseidon.engine.forwards import Forward, StepRows
 from poseidon.engine.gradients import Gradients
-from poseidon.engine.parameters import check_distributable, fingerprint, record_factors, trainable, whole_is_compiled
+from poseidon.engine.inputs import Reading, leading_rows
+from poseidon.engine.parameters import (
+    check_distributable,
+    fingerprint,
+    record_factors,
+    tensors_in,
+    trainable,
+    whole_is_compiled,
+)
 from poseidon.engine.start import TAG_PLAN, TAG_SEEN, agree, manifest
 from poseidon.engine.state import share_state
+from poseidon.engine.steps import holds, watch, within
 from poseidon.engine.syncers import Syncers
 from poseidon.errors import PoseidonError, UserError
-from poseidon.planning import Decision, FactorSize, build_book, compulsory, decide
+from poseidon.planning import Decision, FactorSize, Unit, build_book, compulsory, decide
 
 log = logging.getLogger("poseidon")
 
@@ -85,7 +93,9 @@ class Engine:
         self._sync = True
         self._absent = False  # has this rank left the training loop, and goes along with the others' rounds only?
         self.steps = 0  # optimizer steps begun
-        self._stepped = {id(optimizer) for optimizer in optimizers}  # those that stepped since the last round closed
+        self._stepped: set[int] | None = None  # optimizers that stepped since the last round closed; None: all
+        self.meet: Callable[[torch.optim.Optimizer], None] | None = None  # called before every step
+        self._warned_inside = False
         self._optimizers = optimizers
         self.plan_version = 0  # even: everything goes by PS, for one round; odd: what rank 0 decided then
         self.plan_rounds = 0  # closed under this plan
@@ -97,6 +107,7 @@ class Engine:
         self._undo: list[Callable[[], None]] = []
         self._bell: Callable[[], None] | None = None
         self._read_model()
+        self._unwatch = watch(Hook(self._before_step))
 
     @property
     def trial(self) -> bool:
@@ -123,7 +134,7 @@ class Engine:
         self._install(self.plan_version, compulsory(self._infos))
         if self._sizes is not None:
             self._adopt(decide(self.options.comm, self._infos, [dict(self._sizes)] * self._exchange.world_size))
-        self._hook(self._optimizers)
+        self._hook()
         self._new_round()
 
     def _notice_changes(self) -> bool:
@@ -144,7 +155,7 @@ class Engine:
         replaced = {key for key, _ in known} != self._present
         if not replaced and all(key in self._by_id for key, trains in known if trains):
             return True  # frozen for a while: unused until it is trained again
-        self.undo()
+        self._unhook()
         exchange, index = self._exchange, self._index
         rows = manifest(self._model, vars(self.options), self._optimizers)
         agree(exchange, index, [*rows, ["replaced parameters", str(replaced)]])
@@ -185,17 +196,18 @@ class Engine:
         for index, record in self._records.items():
             record.active = self.trial or schemes.get(self._infos[index].name, "ps") != "ps"
 
-    def _hook(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def _hook(self) -> None:
         handles: list[RemovableHandle] = [
             self._model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
-            self._model.register_forward_hook(Hook(self._after_forward), always_call=True),
+            self._model.register_forward_hook(Hook(self._after_forward)),
+            self._model.register_forward_hook(Hook(self._leave_forward), always_call=True),
             self._model.register_state_dict_pre_hook(Hook(self._before_state_dict)),
-            *(optimizer.register_step_pre_hook(Hook(self._before_step)) for optimizer in optimizers),
         ]
         for p in self._params:
             handles.append(p.register_post_accumulate_grad_hook(Hook(self._after_grad)))
         for module in self._model.modules():
             handles.append(module.register_forward_pre_hook(Hook(self._before_module)))
+        handles += self.buffers.hook()
         self._undo += [handle.remove for handle in handles]
 
     def _new_round(self) -> None:
@@ -204,11 +216,11 @@ class Engine:
         self._late: set[int] = set()  # parameters under reentrant checkpoints
         self._leftover = False
         self._missing = [len(unit.params) for unit in self.book.units]
-        self._ready: list[tuple[int, Any]] = []
+        self._ready: list[Unit] = []  # final, but not sent
         self._step_rows.new_round()
         self._factor_sizes: dict[str, FactorSize] = {}
         self._in_forward = False
-        self._forward_rows: int | None = None
+        self._reading: Reading | None = None  # of the forward pass that runs, or ran last
 
     # --- forward -----------------------------------------------------------------------------------------------
 
@@ -219,7 +231,7 @@ class Engine:
         self.buffers.catch_up()
         ours = self._final or not torch.is_grad_enabled() or self._notice_changes()
         self._in_forward = torch.is_grad_enabled() and bool(ours)
-        self._forward_rows = leading_rows(args, kwargs) if self._in_forward else None
+        self._reading = leading_rows(args, kwargs) if self._in_forward else None
         if module.training:
             self.buffers.begin()
         else:
@@ -251,23 +263,25 @@ class Engine:
                     self._late.add(self._by_id[id(p)])
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        counts, self._in_forward = self._in_forward, False
-        if not torch.is_grad_enabled() or output is None:  # None: it raised, or returns nothing
-            return
-        forward, reach = Forward.begin(self._forward_rows, self._open)
-        if counts:
-            self._step_rows.forwards.append(forward)
-        for t in _pytree.tree_leaves(output):
-            if isinstance(t, torch.Tensor) and t.requires_grad:
-                forward.hooked = True
-                t.register_hook(reach)
+        if torch.is_grad_enabled():
+            outputs = tensors_in(output)
+            self._step_rows.begin(self._reading, outputs).hook(outputs, self._reached)
+
+    def _leave_forward(self, *_: Any) -> None:
+        """Also where it raised."""
+        self.buffers.finish()
+        self._in_forward = False
 
     def _before_state_dict(self, *_: Any) -> None:
-        self.buffers.fetch()
+        self.buffers.copied()
 
     # --- backward ----------------------------------------------------------------------------------------------
 
-    def _open(self, grad: torch.Tensor | None = None) -> None:
+    def _reached(self, forward: Forward) -> None:
+        self._step_rows.reach(forward)
+        self._open()
+
+    def _open(self) -> None:
         if self._task is None and self._sync:
             self._task = torch._C._current_graph_task_id()
             Variable._execution_engine.queue_callback(self._end)
@@ -304,15 +318,17 @@ class Engine:
         self._missing[unit.index] -= 1
         if self._missing[unit.index]:
             return
-        contribution = self._gradients.contribution(unit, self.round, self._rows())
-        if self.options.overlap == "none":
-            self._ready.append((unit.index, contribution))
-        else:
-            self._syncers.contribute(self.round, self.steps, unit.index, contribution)
+        self._ready.append(unit)
+        if self.options.overlap != "none" and not self._step_rows.waits():
+            self._send()
 
-    def _rows(self) -> int:
-        """n_r of this round."""
-        return self._step_rows.settle(lambda: any(p.grad is not None for p in self._params), absent=self._absent)
+    def _send(self) -> None:
+        """What is final leaves."""
+        ready, self._ready = self._ready, []
+        for unit in ready:
+            rows = self._step_rows.settle(self._gradients.found, absent=self._absent)
+            contribution = self._gradients.contribution(unit, self.round, rows)
+            self._syncers.contribute(self.round, self.steps, unit.index, contribution)
 
     def _end(self) -> None:
         """End of the outermost backward pass."""
@@ -322,29 +338,48 @@ class Engine:
             return
         self._step_rows.unreach(task)
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _concerned(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(optimizer is one for one in self._optimizers) or holds(optimizer, self._by_id)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Of any optimizer, perhaps one that was made after distribute()."""
+        if not self._concerned(optimizer) or within(self._concerned):
+            return
+        if torch._C._current_graph_task_id() != -1:
+            self._warn_inside(optimizer)
+            return
+        if self.meet is not None:
+            self.meet(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if id(optimizer) in self._stepped and closure is None:
+        if (self._stepped is None or id(optimizer) in self._stepped) and closure is None:
             self._close()  # no backward pass since its last step: a loss that missed the model
-        self._stepped.add(id(optimizer))
+        self._stepped = {*(self._stepped or ()), id(optimizer)}
         self.steps += 1
         self._step_rows.step_begins()
+
+    def _warn_inside(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._warned_inside and self._exchange.rank == 0:
+            log.warning(
+                "%s.step() runs inside the backward pass (a hook on parameters): gradients there are this rank's own, "
+                "not yet averaged, and replicas drift apart; step after backward()",
+                type(optimizer).__name__,
+            )
+        self._warned_inside = True
 
     def _close(self) -> None:
         """Send what has not left, wait for all results, write them to ``p.grad``."""
         for index in range(len(self._params)):
             if index not in self._final:
                 self._finalize(index)
-        for unit, contribution in self._ready:
-            self._syncers.contribute(self.round, self.steps, unit, contribution)
+        self._send()
+        self.buffers.pause()
         while self._syncers.pending:
             start = time.perf_counter()
             unit, result = self._syncers.take(self.round)
             if not self.trial:
                 self.stall_seconds += time.perf_counter() - start
             self._gradients.apply(self.book.units[unit], result)
-        if self._exchange.rank == 0:
-            self._step_rows.warn_uneven(self._syncers.rows)
+        self._step_rows.warn(self._exchange.rank, self._syncers.rows)
         self.round += 1
         self.plan_rounds += 1
         if self.trial:
@@ -354,7 +389,7 @@ class Engine:
         self.buffers.round_closed()
         self._step_rows.round_closed()
         self._new_round()
-        self._stepped.clear()
+        self._stepped = set()
 
     def _decide(self) -> None:
         """After a round by PS: rank 0 chooses the schemes from everyone's factors; all adopt them."""
@@ -390,6 +425,7 @@ class Engine:
 
     def listen(self, bell: Callable[[], None] | None) -> None:
         """Call ``bell``, in the endpoint's thread, whenever another rank begins a round."""
+        self.buffers.pause()
         self._bell = self._syncers.bell = bell
 
     def go_along(self, known: bool) -> bool:
@@ -407,6 +443,7 @@ class Engine:
         for p in self._params:
             p.grad = None
         self._close()
+        self.buffers.pause()
         self._absent = False
         for p in self._params:
             p.grad = None
@@ -415,11 +452,13 @@ class Engine:
     def take_over(self, source: int, steps: int) -> None:
         """Collective: everyone's parameters, buffers and optimizer state are those of rank ``source``."""
         exchange, index = self._exchange, self._index
+        self.buffers.catch_up()
         state = [*self._model.parameters(), *self._model.buffers()]
         broadcast(exchange, index, self._next_tag(), state, "final state", source)
+        self.buffers.synchronized()
         share_state(exchange, index, self._next_tag(), self._optimizers, source)
         self.steps = steps
-        self._stepped = {id(optimizer) for optimizer in self._optimizers}
+        self._stepped = None
 
     # --- what a session offers ---------------------------------------------------------------------------------
 
@@ -428,7 +467,9 @@ class Engine:
         if self.options.rows == "equal":
             return 1, True
         explicit = self._step_rows.explicit
-        return (self._forward_rows, False) if explicit is None else (explicit, True)
+        if explicit is not None:
+            return explicit, True
+        return (self._reading.rows if self._reading is not None and self._reading.certain else None), False
 
     def rows(self, n: int) -> None:
         self._step_rows.explicit = n
@@ -441,7 +482,9 @@ class Engine:
 
     def sync_buffers(self) -> None:
         """Collective: rank 0's buffers (batch-norm statistics) everywhere."""
+        self.buffers.catch_up()
         broadcast(self._exchange, self._index, self._next_tag(), list(self._model.buffers()), "buffers")
+        self.buffers.synchronized()
 
     def _next_tag(self) -> int:
         self._broadcasts += 1
@@ -449,6 +492,10 @@ class Engine:
 
     def undo(self) -> None:
         """Take all hooks off; the model is plain again."""
+        self._unwatch()
+        self._unhook()
+
+    def _unhook(self) -> None:
         while self._undo:
             self._undo.pop()()
         self._syncers.close()

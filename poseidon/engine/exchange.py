@@ -75,7 +75,7 @@ class Exchange:
         self._shut: set[tuple[int, int]] = set()
         self._early: dict[tuple[int, int], list[tuple[Header, memoryview]]] = defaultdict(list)
         self._mail: dict[tuple[Kind, int, int, int], SimpleQueue[Any]] = {}
-        self._asked: dict[int, Callable[[int, int], None]] = {}
+        self._asked: dict[int, Callable[[int, int, int, int], None]] = {}
         #: tells where else a rank waits for this one, if it does: neither would ever go on
         self.elsewhere: Callable[[int], str | None] | None = None
         self.joins = 0  # made so far by this rank
@@ -102,7 +102,7 @@ class Exchange:
                 self._on_abort(_RANK.unpack_from(payload)[0], str(payload[_RANK.size :], "utf-8", "replace"))
             case Kind.ASK:
                 if header.model in self._asked:
-                    self._asked[header.model](header.rank, header.round)
+                    self._asked[header.model](header.rank, header.k, header.round, header.step)
             case Kind.TEXT if header.unit == TAG_THROUGH:
                 self._through[header.rank] = header.k
                 self._box(header.kind, header.model, header.unit, header.rank).put((header, payload))
@@ -297,13 +297,14 @@ class Exchange:
         except Empty:
             self.failure = self.failure or error
 
-    def answer(self, model: int, call: Callable[[int, int], None]) -> None:
-        """From now on ``call(rank, round)`` runs, in the endpoint's thread, when a rank asks for this model's
-        buffers as of so many rounds."""
+    def answer(self, model: int, call: Callable[[int, int, int, int], None]) -> None:
+        """From now on ``call(rank, number, round, passes)`` runs, in the endpoint's thread, when a rank asks for this
+        model's buffers as of so many rounds and forward passes; ``number`` is its question's."""
         self._asked[model] = call
 
-    def ask(self, peer: int, model: int, round_: int) -> None:
-        self.endpoint.post(partial(self.endpoint.send, peer, Header(Kind.ASK, self.rank, model, round=round_)))
+    def ask(self, peer: int, model: int, number: int, round_: int, passes: int) -> None:
+        header = Header(Kind.ASK, self.rank, model, round=round_, k=number, step=passes)
+        self.endpoint.post(partial(self.endpoint.send, peer, header))
 
     def say(self, peer: int, model: int, tag: int, text: str, k: int = 0) -> None:
         """Send a text to a peer's mailbox."""

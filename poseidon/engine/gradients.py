@@ -88,6 +88,14 @@ class Gradients:
     def _scheme(self, index: int) -> str:
         return self._book.units[self._book.unit_of[index]].scheme
 
+    def found(self) -> bool:
+        """Is there any gradient that is not zero, of what has not been sent yet?"""
+        return (
+            any(record.factors for record in self._records.values())
+            or any(rows is not None for rows in self._rows.values())
+            or any(p.grad is not None and (p.grad.is_sparse or bool(p.grad.any())) for p in self._params)
+        )
+
     def contribution(self, unit: Unit, round_: int, rows: int) -> Contribution:
         if unit.merged:
             return self._merged(unit, rows)
