@@ -15,16 +15,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from poseidon.api.reference import Reference
 from poseidon.engine import Device
 from poseidon.engine.backward import Hook
 from poseidon.errors import PoseidonError
 
 
-class DDP:
+class DDP(Reference):
     """One model under PyTorch DDP."""
 
     def __init__(self, model: nn.Module, world_size: int, bucket_cap_mb: float, accelerator: Device) -> None:
-        self.bytes = 0.0
         self._undo: list[Callable[[], None]] = []
         self._wrapper: Any = None
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -58,16 +58,6 @@ class DDP:
     def no_sync(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = self._wrapper.no_sync() if self._wrapper else nullcontext()
         return context
-
-    def sync_buffers(self, model: nn.Module) -> None:
-        for buffer in model.buffers():
-            dist.broadcast(buffer, 0)
-
-    synchronize = sync_buffers
-
-    def whole(self) -> AbstractContextManager[None]:
-        """Its parameters always are."""
-        return nullcontext()
 
     def undo(self) -> None:
         while self._undo:

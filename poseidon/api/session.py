@@ -18,12 +18,13 @@ from poseidon.api import rendezvous
 from poseidon.api.batchnorm import SyncBatchNorm, weigh
 from poseidon.api.ddp import DDP
 from poseidon.api.env import JobEnv, read_env
-from poseidon.api.fsdp import FSDP
+from poseidon.api.reference import Reference
 from poseidon.api.replicas import compare_replicas
 from poseidon.engine import Device as Accelerator
 from poseidon.engine import Engine, Exchange, Host, Options, digest, join, report
 from poseidon.engine.start import agree, manifest
-from poseidon.errors import UserError
+from poseidon.engine.steps import warn_of_strangers
+from poseidon.errors import PoseidonError, UserError
 from poseidon.planning import FactorSize
 from poseidon.transport import MAX_PAYLOAD, Endpoint, Owner
 
@@ -40,7 +41,7 @@ class _Distributed:
     model: nn.Module
     comm: str
     index: int
-    sync: Engine | DDP | FSDP | None
+    sync: Engine | Reference | None
 
 
 class Session:
@@ -73,6 +74,7 @@ class Session:
         self._models: list[_Distributed] = []
         self._distributed_so_far = 0
         self._gathers = 0
+        self._met: set[int] = set()  # optimizers that have stepped
         self._closed = False
         self._owner = Owner()
         self._owns_process_group = False
@@ -106,8 +108,8 @@ class Session:
             overlap: ``backward``: a layer's gradient leaves while the layers below still compute; ``none``: all
                 communication after the backward pass.
             rule: how hybrid chooses (``paper``: P17, algorithm 1), from the rows that iteration 0 really had.
-            rows: n_r: ``leading``: the first dimension of the model's first tensor argument; ``equal``: all ranks
-                weigh the same, as in DDP. See also :meth:`rows`.
+            rows: n_r: ``leading``: as the model's input shows, the first dimension of the first tensor in it (or the
+                length of a list); ``equal``: all ranks weigh the same, as in DDP. See also :meth:`rows`.
             kv_bytes: largest KV pair and message, in bytes.
             merge_bytes: parameters smaller than this share a message (fsdp: modules of this to 16 x this are units).
             bucket_cap_mb: ddp only: bucket size in MiB.
@@ -136,19 +138,30 @@ class Session:
         optimizers = _optimizers(optimizer)
         index = self._distributed_so_far
         self._distributed_so_far += 1
-        sync: Engine | DDP | FSDP | None = None
+        sync: Engine | Reference | None = None
         if comm == "ddp" and self.world_size > 1:
             sync = DDP(model, self.world_size, bucket_cap_mb, self.accelerator)
         elif comm == "fsdp" and self._exchange is not None:
             agree(self._exchange, index, manifest(model, {"comm": comm, "merge_bytes": merge_bytes}, optimizers))
+            try:
+                from poseidon.api.fsdp.model import FSDP
+            except ImportError as error:  # of PyTorch's hooks for other collectives, which are young
+                raise PoseidonError(f"comm='fsdp' does not know torch {torch.__version__}: {error}") from error
             sync = FSDP(model, optimizers, self.device, merge_bytes, self.accelerator)
         elif self._exchange is not None:
             options = Options(comm, overlap, rows, kv_bytes, merge_bytes)
             sync = Engine(model, optimizers, self._exchange, index, options, self.accelerator, sizes)
+            sync.meet = self._meet
         if sync is not None:
             weigh(model, sync.rows_now if isinstance(sync, Engine) else lambda: (1, True))
         self._models.append(_Distributed(model, comm, index, sync))
         return model
+
+    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before a step; at an optimizer's first one, all models that it is for are known."""
+        if self.rank == 0 and id(optimizer) not in self._met:
+            self._met.add(id(optimizer))
+            warn_of_strangers(optimizer, [entry.model for entry in self._models])
 
     def undistribute(self, model: nn.Module) -> None:
         """Take every hook off `model`: it is plain again. Under comm="fsdp" collective."""
@@ -176,7 +189,7 @@ class Session:
         """Inside, backward only accumulates locally (micro-batches before the last of a step)."""
         with contextlib.ExitStack() as stack:
             for entry in self._models:
-                if isinstance(entry.sync, (DDP, FSDP)):
+                if isinstance(entry.sync, Reference):
                     stack.enter_context(entry.sync.no_sync())
             for engine in self._engines():
                 engine.set_sync(False)
@@ -196,7 +209,7 @@ class Session:
                 comm="fsdp", or has synchronised batch-norm.
         """
         for entry in self._models:
-            if isinstance(entry.sync, (DDP, FSDP)):
+            if isinstance(entry.sync, Reference):
                 raise UserError(
                     f"session.join() is for ps, sfb and hybrid; a model of this session goes by comm={entry.comm!r}"
                 )
@@ -265,7 +278,7 @@ class Session:
         """
         with contextlib.ExitStack() as stack:
             for entry in self._models:
-                if entry.model is model and isinstance(entry.sync, (DDP, FSDP)):
+                if entry.model is model and isinstance(entry.sync, Reference):
                     entry.sync.sync_buffers(model)  # DDP would do so before the next forward pass
                     stack.enter_context(entry.sync.whole())
             compare_replicas(self.gather, model)
@@ -282,7 +295,7 @@ class Session:
                 if entry.model is model and isinstance(entry.sync, Engine):
                     self._check_open()
                     entry.sync.buffers.fetch()
-                elif entry.model is model and isinstance(entry.sync, FSDP):
+                elif entry.model is model and isinstance(entry.sync, Reference):
                     stack.enter_context(entry.sync.whole())
             return digest([*model.named_parameters(), *model.named_buffers()])
 
@@ -292,10 +305,9 @@ class Session:
         if isinstance(entry.sync, Engine) and self._exchange is not None:
             return report(entry.sync, self._exchange, entry.index)
         layers = {name.rpartition(".")[0] or "(root)" for name, p in model.named_parameters() if p.requires_grad}
-        by_torch = isinstance(entry.sync, (DDP, FSDP))
-        planned = entry.sync.bytes if isinstance(entry.sync, (DDP, FSDP)) else 0.0
+        planned, scheme = (entry.sync.bytes, entry.comm) if isinstance(entry.sync, Reference) else (0.0, "none")
         return {
-            "schemes": dict.fromkeys(sorted(layers), entry.comm if by_torch else "none"),
+            "schemes": dict.fromkeys(sorted(layers), scheme),
             "plan": [],
             "bytes_sent_per_iteration": planned,
             "bytes_dense_per_iteration": planned,
@@ -325,7 +337,7 @@ class Session:
         for engine in self._engines():
             engine.buffers.leave()
         for entry in self._models:
-            if isinstance(entry.sync, FSDP):
+            if isinstance(entry.sync, Reference):
                 entry.sync.close()
             elif entry.sync is not None:
                 entry.sync.undo()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from poseidon.api.fsdp.units import check_shardable, units_of
 from poseidon.errors import UserError
 from tests.api.fsdp_cases import CASES, Encoder, LanguageModel, Odd
 from tests.api.fsdp_uses import USES
-from tests.api.test_processes import run_script
+from tests.api.test_processes import ROOT, run_script
 
 SCRIPT = """
 import poseidon
@@ -36,6 +38,11 @@ def test_equals_one_process_and_leaves_a_plain_model(tmp_path: Path, ranks: int)
     assert ok, f"{reason}\n{output}"
     assert f"SAME {len(CASES)}" in output
     assert f"FINE {len(USES)}" in output
+
+
+def test_pytorchs_part_is_imported_by_those_who_use_it() -> None:
+    code = "import sys, poseidon.api.session; sys.exit('torch.distributed.tensor' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0
 
 
 def units(model: nn.Module, least_bytes: int = 1024) -> list[str]:

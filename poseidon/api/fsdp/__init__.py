@@ -1,5 +1,4 @@
-"""comm=fsdp: PyTorch's own FSDP2 (``fully_shard``) under the same interface, as the second reference."""
+"""comm=fsdp: PyTorch's own FSDP2 (``fully_shard``) under the same interface, as the second reference.
 
-from poseidon.api.fsdp.model import FSDP
-
-__all__ = ["FSDP"]
+Import :mod:`poseidon.api.fsdp.model` where it is used: PyTorch's part takes a second to import.
+"""

@@ -31,21 +31,18 @@ from poseidon.api.fsdp.collectives import Collectives
 from poseidon.api.fsdp.shards import Optimizers, cut, full, is_row_state
 from poseidon.api.fsdp.traces import Traces
 from poseidon.api.fsdp.units import check_shardable, units_of
+from poseidon.api.reference import Reference
 from poseidon.engine import Device
 from poseidon.engine.backward import Hook
 from poseidon.errors import UserError
 from poseidon.planning import sharded_bytes
 
 
-class FSDP:
+class FSDP(Reference):
     """One model under FSDP2. Collective.
 
     Args:
         least_bytes: layers smaller than this share a unit.
-
-    Attributes:
-        bytes: that a node sends per iteration (computed: FSDP does not tell): its rows of all parameters to each other
-            rank, and of each gradient every rank's rows to it.
 
     Raises:
         UserError: this model or optimizer cannot be sharded; nothing has been changed.
@@ -59,7 +56,6 @@ class FSDP:
         least_bytes: int,
         accelerator: Device,
     ) -> None:
-        self.bytes = 0.0
         self._model: Any = model
         self._units: list[Any] = []
         self._undo: list[Callable[[], None]] = []
@@ -217,10 +213,6 @@ class FSDP:
         finally:
             if not there:
                 self._cut()
-
-    def sync_buffers(self, model: nn.Module) -> None:
-        for buffer in model.buffers():
-            dist.broadcast(buffer, 0)
 
     def synchronize(self, model: nn.Module) -> None:
         """Collective: rank 0's buffers and whole parameters, for any rank alone to read until the next step."""
