@@ -12,6 +12,8 @@ from poseidon.reporting.runs import Run
 COMMS = ("single", "ddp", "fsdp", "ps", "sfb", "hybrid")
 #: Keys that change neither speed nor result, or that are axes of their own.
 _NEVER = ("tracking.", "comm.name", "comm.timeout", "comm.encryption", "cluster.nodes", "cluster.threads")
+#: Params that are no config keys: what the run really had of axes of their own.
+_HAD = ("nodes", "global_batch")
 _NEVER_TRAINER = tuple(
     f"trainer.{name}" for name in ("batch_size", "global_batch", "resume", "checkpoint", "log_every", "eval_")
 )
@@ -27,7 +29,7 @@ def comm_order(comm: str) -> tuple[int, str]:
 
 def relevant(key: str, run: Run) -> bool:
     """Whether a config key of this run can have had an influence on its speed or result."""
-    if key.startswith((*_NEVER, *_NEVER_TRAINER)) or key.endswith("seed"):
+    if key.startswith((*_NEVER, *_NEVER_TRAINER)) or key.endswith("seed") or key in _HAD:
         return False
     if not key.startswith("comm."):
         return True

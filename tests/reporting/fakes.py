@@ -73,6 +73,8 @@ def fake(
         "trainer.global_batch": str(rows),
         "trainer.epochs": "3",
         "seed": str(seed),
+        "nodes": str(nodes),
+        "global_batch": str(nodes * batch),
         **(params or {}),
     }
     step = nodes * batch / speed if speed else None
