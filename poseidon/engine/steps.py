@@ -59,6 +59,8 @@ def holds(optimizer: torch.optim.Optimizer, params: Container[int]) -> bool:
 def within(concerned: Callable[[torch.optim.Optimizer], bool]) -> bool:
     """Is the step that begins a part of another one of a `concerned` optimizer: of a subclass that calls
     ``super().step()``, of one that wraps it? Read off the Python stack."""
+    if torch.compiler.is_compiling():  # a compiled step has one frame
+        return False
     frame = sys._getframe(1)
     begins = True
     while frame is not None:
@@ -77,8 +79,8 @@ def warn_of_strangers(optimizer: torch.optim.Optimizer, models: Iterable[nn.Modu
     shapes = [str(list(p.shape)) for p in params if id(p) not in owned]
     if shapes:
         log.warning(
-            "%s also steps parameters of no distributed model (%d, of shape %s%s): their gradients are each rank's own, so "
-            "that they drift apart; make them parameters of the model before distribute()",
+            "%s also steps parameters of no distributed model (%d, of shape %s%s): their gradients are each rank's "
+            "own, so that they drift apart; make them parameters of the model before distribute()",
             type(optimizer).__name__,
             len(shapes),
             ", ".join(shapes[:3]),

@@ -35,12 +35,10 @@ class Clipped(torch.optim.SGD):
         return super().step(closure)
 
 
-class Wrapper(torch.optim.Optimizer):
-    """Another optimizer's groups and state are its own; properly initialised, or not at all."""
+class Bare(torch.optim.Optimizer):
+    """Another optimizer's groups and state are its own; it was never initialised as an optimizer."""
 
-    def __init__(self, base: torch.optim.Optimizer, proper: bool) -> None:
-        if proper:
-            super().__init__([p for group in base.param_groups for p in group["params"]], {})
+    def __init__(self, base: torch.optim.Optimizer) -> None:
         self.base, self.param_groups, self.state, self.defaults = base, base.param_groups, base.state, base.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -50,11 +48,20 @@ class Wrapper(torch.optim.Optimizer):
         return self.base.step(closure)
 
 
+class Wrapper(torch.optim.Optimizer):
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__([p for group in base.param_groups for p in group["params"]], {})
+        self.base, self.param_groups, self.state = base, base.param_groups, base.state
+
+    def step(self, closure: Any = None) -> Any:
+        return self.base.step(closure)
+
+
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "plain": sgd,
     "calls super": lambda model: Clipped(model.parameters(), lr=0.05, momentum=0.9),
-    "wrapper": lambda model: Wrapper(sgd(model), True),
-    "wrapper without init": lambda model: Wrapper(sgd(model), False),
+    "wrapper": lambda model: Wrapper(sgd(model)),
+    "wrapper without init": lambda model: Bare(sgd(model)),
 }
 
 
@@ -135,7 +142,7 @@ def test_no_hook_is_left() -> None:
         optimizer = sgd(model)
         session.distribute(model, optimizer)
         assert len(torch_optimizer._global_optimizer_pre_hooks) == before + 1
-        session.barrier() if session.world_size == 1 else session.synchronize()
+        session.synchronize()
         session.undistribute(model)
 
     run_ranks(2, body)
