@@ -142,14 +142,18 @@ def milliseconds(moment: str | None) -> int:
 
 
 def run_name(summary: Mapping[str, Any], config: Mapping[str, Any], axes: Sequence[str] = ()) -> str:
-    """``tracking.run_name``, else like ``hybrid 4 nodes``, with the values of a sweep's other ``axes`` behind it."""
+    """``tracking.run_name``, else like ``hybrid 4 nodes``, with the values of a sweep's other ``axes`` behind it.
+
+    A choice of comm with a name of its own (``comm=caffe_ps``) goes by that.
+    """
     given = (config.get("tracking") or {}).get("run_name")
     if given:
         return short(str(given))
-    comm, nodes = summary.get("comm"), summary.get("nodes")
+    nodes, overrides = summary.get("nodes"), summary.get("overrides") or []
+    comm = next((o.partition("=")[2] for o in overrides if o.startswith("comm=")), summary.get("comm"))
     name = str(comm) if comm == "single" else f"{comm} {nodes} node{'' if nodes == 1 else 's'}"
     swept = [axis for axis in axes if axis not in ("comm", "comm.name", "cluster.nodes")]
-    own = [o for o in summary.get("overrides") or [] if o.partition("=")[0] in swept]
+    own = [o for o in overrides if o.partition("=")[0] in swept]
     return short(" ".join([name, *own]))
 
 

@@ -188,7 +188,8 @@ def _conclude(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
 def describe(summary: dict[str, Any]) -> list[str]:
     """A completed run in a few lines."""
     loss, speed = summary["train_loss"], summary["images_per_second"]
-    what = f"comm={summary['comm']}, nodes={summary['nodes']}"
+    overlap = ", overlap=none" if summary["overlap"] == "none" and summary["comm"] != "single" else ""
+    what = f"comm={summary['comm']}{overlap}, nodes={summary['nodes']}"
     if summary["hardware"] is not None:
         lines = [
             f"{summary['model']} on emulated {summary['hardware']}, {what}: nothing is computed, so nothing learnt"

@@ -103,5 +103,7 @@ def test_names_of_runs():
     assert content.run_name(summary, {}) == "hybrid 1 node"
     assert content.run_name(summary, {}, ["comm", "seed"]) == "hybrid 1 node seed=3"
     assert content.run_name({"comm": "single", "nodes": 1}, {}) == "single"
+    named = {"comm": "ps", "nodes": 4, "overrides": ["cluster.nodes=4", "comm=caffe_ps"]}
+    assert content.run_name(named, {}, ["comm"]) == "caffe_ps 4 nodes"
     assert content.run_name(summary, {"tracking": {"run_name": "mine\n"}}) == "mine"
     assert len(content.run_name(summary, {"tracking": {"run_name": "x" * 400}})) == 250
