@@ -35,6 +35,8 @@ from poseidon.transport import Kind
 
 log = logging.getLogger("poseidon")
 
+#: Copies that rank 0 keeps of one round, besides that of its beginning: the others may be so many readings behind.
+SHOTS = 8
 Tensors = dict[str, torch.Tensor]
 #: Tensors with their versions, by name.
 Marks = dict[str, tuple[torch.Tensor, int]]
@@ -115,7 +117,8 @@ class Buffers:
 
     def _shoot(self) -> None:
         """Keep a copy: of the round's beginning, and the latest of what other ranks may want."""
-        self._shots = [*self._shots[:1], (self._passes, {name: t.detach().clone() for name, t in self._all()})]
+        shot = {name: t.detach().clone() for name, t in self._all()}
+        self._shots = [*self._shots[:1], *self._shots[1:][1 - SHOTS :], (self._passes, shot)]
 
     def finish(self) -> None:
         """A training forward pass of the whole model has ended."""
