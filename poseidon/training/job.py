@@ -224,7 +224,8 @@ def _reality(summary: dict[str, Any]) -> str:
     """What of an emulated run is, and whether this machine was its limit."""
     line = f"emulated: {', '.join(summary['emulated_costs'])}; times are undilated (f = {summary['time_dilation']:g})"
     if summary["cpu_bound"]:
-        line += "; this machine's cores were the limit (cpu_bound): raise cluster.time_dilation"
+        remedy = "raise cluster.time_dilation" if summary["hardware"] is not None else "take fewer nodes"
+        line += f"; this machine's cores were the limit (cpu_bound): {remedy}"
     if summary["engine_bound"]:
         limit = summary["engine_limit_bits_per_second"]
         fill = f", which fills {limit / 1e9:.3g} Gbit/s at most" if limit else ""

@@ -14,6 +14,7 @@ from poseidon.config.compose import compose
 from poseidon.config.spec import Spec, to_plain
 from poseidon.tracking import summary as summaries
 from poseidon.training.emulated import session_of_one
+from poseidon.training.job import describe
 from poseidon.training.result import limits
 from poseidon.training.worker import train
 from tests.ranks import run_ranks
@@ -104,3 +105,11 @@ def test_software_is_held_against_undilated_iterations() -> None:
     assert (found["engine_bound"], found["cpu_bound"]) == (False, False)
     assert found["engine_limit_bits_per_second"] is None
     assert set(limits(None, None, None, 0.0, None).values()) == {None}
+
+
+@pytest.mark.parametrize(("emulated", "remedy"), [(EMULATED, "raise cluster.time_dilation"), ([], "take fewer nodes")])
+def test_a_machine_that_was_the_limit_is_told_with_what_to_do(emulated: list[str], remedy: str) -> None:
+    begun = summaries.begin(compose("train", [*emulated, "cluster=emulated"]), [])
+    summary = begun | {"images_per_second": None, "eval_accuracy": 0.5, "cpu_bound": True}
+    assert describe(summary)[-1].endswith(f"(cpu_bound): {remedy}")
+    assert "cpu_bound" not in describe(summary | {"cpu_bound": False})[-1]
