@@ -60,11 +60,12 @@ def params(config: Mapping[str, Any]) -> dict[str, str]:
     return {_key(key): _cut(shown(text), _LONGEST_PARAM) for key, text in _flatten(config)}
 
 
-def tags(summary: Mapping[str, Any], run_dir: str) -> dict[str, str]:
+def tags(summary: Mapping[str, Any], run_dir: str, config: Mapping[str, Any] | None = None) -> dict[str, str]:
     """What a run is found by.
 
     Args:
         run_dir: where the folder was when the run was made.
+        config: whose cluster tells the links of an emulated network.
     """
     host = summary.get("host") or {}
     overrides = [str(override) for override in summary.get("overrides") or []]
@@ -79,8 +80,20 @@ def tags(summary: Mapping[str, Any], run_dir: str) -> dict[str, str]:
             f"poseidon.{key}": summary.get(key)
             for key in ("status", "started", "degree", "throughput_only", "oversubscribed", "error")
         },
+        **_emulation(summary, config or {}),
     }
     return plain_tags(found)
+
+
+def _emulation(summary: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What is emulated, ``none`` if nothing is, and what of this machine's was the limit."""
+    costs, cluster = summary.get("emulated_costs"), config.get("cluster") or {}
+    linked = isinstance(costs, list) and "network" in costs
+    return {
+        "poseidon.emulated_costs": (", ".join(map(str, costs)) or "none") if isinstance(costs, list) else None,
+        "poseidon.bandwidth": cluster.get("bandwidth") if linked else None,
+        **{f"poseidon.{key}": summary.get(key) for key in ("hardware", "time_dilation", "cpu_bound", "engine_bound")},
+    }
 
 
 def source(commit: str | None, command: str) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class Upload:
         self.end()
 
     def _tags(self) -> dict[str, str]:
-        found = content.tags(self._summary, original_place(self.folder))
+        found = content.tags(self._summary, original_place(self.folder), self._config)
         return found if self.parent is None else {**found, "mlflow.parentRunId": self.parent}
 
     def _log_params(self) -> None:

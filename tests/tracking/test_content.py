@@ -98,6 +98,33 @@ def test_tags_say_what_is_known():
     assert "poseidon.cpu" not in found
 
 
+def test_tags_say_what_is_emulated_and_what_was_the_limit():
+    summary = {
+        "degree": "emulated",
+        "emulated_costs": ["layers", "network"],
+        "hardware": "titan_x",
+        "time_dilation": 8.0,
+        "cpu_bound": False,
+        "engine_bound": True,
+    }
+    cluster = {"cluster": {"bandwidth": "10gbit"}}
+    found = content.tags(summary, "/run", cluster)
+    expected = {
+        "emulated_costs": "layers, network",
+        "hardware": "titan_x",
+        "bandwidth": "10gbit",
+        "time_dilation": "8.0",
+        "cpu_bound": "false",
+        "engine_bound": "true",
+    }
+    assert {key: found[f"poseidon.{key}"] for key in expected} == expected
+    # A link that nobody emulated says nothing, whatever the config has; before the end no limit is known.
+    found = content.tags({"emulated_costs": ["layers"], "cpu_bound": None}, "/run", cluster)
+    assert not {"poseidon.bandwidth", "poseidon.cpu_bound"} & set(found)
+    assert content.tags({"emulated_costs": []}, "/run", cluster)["poseidon.emulated_costs"] == "none"
+    assert "poseidon.emulated_costs" not in content.tags({}, "/run")  # a record from before there were any
+
+
 def test_names_of_runs():
     summary = {"comm": "hybrid", "nodes": 1, "overrides": ["comm=hybrid", "seed=3", "optimizer.lr=0.1"]}
     assert content.run_name(summary, {}) == "hybrid 1 node"
