@@ -12,6 +12,8 @@ from poseidon.reporting.variants import comm_order
 
 #: Overrides that say how a run communicates, where it is kept, or what it goes on with.
 _OF_THE_RUN = ("comm", "cluster.nodes", "tracking", "hydra", "trainer.global_batch", "trainer.resume", "seed")
+#: And those that do not say what it is made of.
+_OF_THE_STORE = ("tracking", "hydra", "trainer.resume")
 
 
 def baseline_command(section: Section, experiment: str, uri: str | None = None) -> str:
@@ -23,15 +25,20 @@ def baseline_command(section: Section, experiment: str, uri: str | None = None) 
     others = [run for run in section.runs if run.comm != "single"] or section.runs
     model = min(others, key=lambda run: (comm_order(run.comm), run.nodes, run.whole("seed")))
     seeds = sorted({run.whole("seed") for run in others if run.comm == model.comm and run.nodes == model.nodes})
-    kept = [*_kept(model), f"seed={','.join(map(str, seeds))}"] if seeds != [0] else _kept(model)
+    kept = _kept(model, _OF_THE_RUN, section.dilation if section.sleeps else None)
+    kept += [f"seed={','.join(map(str, seeds))}"] if seeds != [0] else []
     return train_command(["comm=single", *kept], experiment, uri, sweep=len(seeds) > 1)
 
 
 def more_nodes_command(section: Section, experiment: str, uri: str | None = None) -> str:
     """The line that makes something to compare a single machine with."""
-    return train_command(
-        ["comm=ddp,ps,hybrid", "cluster.nodes=1,2", *_kept(section.first)], experiment, uri, sweep=True
-    )
+    kept = _kept(section.first, _OF_THE_RUN, section.dilation if section.sleeps else None)
+    return train_command(["comm=ddp,ps,hybrid", "cluster.nodes=1,2", *kept], experiment, uri, sweep=True)
+
+
+def dilated_command(run: Run, dilation: float, experiment: str, uri: str | None = None) -> str:
+    """The line that repeats a run at another time dilation."""
+    return train_command(_kept(run, _OF_THE_STORE, dilation), experiment, uri)
 
 
 def train_command(overrides: Sequence[str], experiment: str, uri: str | None = None, *, sweep: bool = False) -> str:
@@ -47,11 +54,15 @@ def _value(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def _kept(run: Run) -> list[str]:
-    """A run's overrides that also hold for another way of communicating."""
+def _kept(run: Run, without: Sequence[str], dilation: float | None) -> list[str]:
+    """A run's overrides that also hold for another run: all but those of some keys.
+
+    Args:
+        dilation: of the other run, whatever this one's overrides make of it; None: it cannot be dilated.
+    """
     kept = []
     for override in run.overrides:
         key = override.lstrip("+~").partition("=")[0].partition("@")[0]
-        if not any(key == name or key.startswith(f"{name}.") for name in _OF_THE_RUN):
+        if not any(key == name or key.startswith(f"{name}.") for name in (*without, "cluster.time_dilation")):
             kept.append(override)
-    return kept
+    return kept if dilation is None else [*kept, f"cluster.time_dilation={dilation:g}"]

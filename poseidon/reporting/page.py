@@ -36,6 +36,20 @@ class Picture:
         return cls(svg.stem, f"data:image/svg+xml;base64,{data}", caption, wide)
 
 
+@dataclass(frozen=True)
+class Dilation:
+    """How much of emulated iterations is this machine's software.
+
+    Attributes:
+        notes: what the curves are of, and what cannot be told.
+        advice: (why, command that makes what is missing).
+    """
+
+    rows: list[dict[str, str]]
+    notes: list[str]
+    advice: list[tuple[str, str]]
+
+
 @dataclass
 class Part:
     """A section of the page.
@@ -46,6 +60,11 @@ class Part:
         missing: why there is no speedup, or None.
         rows: of its table, as people read them.
         words: about figures that are not there.
+        baseline: what the speedups' baseline has in common with the runs beyond what all have.
+        emulated: a line per emulated cost; empty: nothing is emulated.
+        others: published figures that are not drawn, and why.
+        seconds: its table beside published ones.
+        dilation: its table of time dilation, with notes and the command that makes what these lack.
     """
 
     title: str
@@ -60,6 +79,11 @@ class Part:
     training: list[Picture] = field(default_factory=list)
     traffic: Picture | None = None
     words: list[str] = field(default_factory=list)
+    baseline: str = ""
+    emulated: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    seconds: list[dict[str, str]] = field(default_factory=list)
+    dilation: Dilation | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from poseidon.reporting.emulated import hardware
 from poseidon.reporting.runs import COMPLETED, Run
 from poseidon.reporting.sections import Section
 from poseidon.reporting.tables import speed_form
@@ -26,6 +27,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         ("memory", _counted(_gigabytes(run.host.get("memory")) for run in runs)),
         ("operating system", _counted(run.host.get("os") for run in runs)),
         ("degree of reality", _counted(run.summary.get("degree") for run in runs)),
+        *_emulation(runs),
         ("commit", _counted(_commit(run) for run in runs)),
         ("seeds", ", ".join(sorted({run.text("seed") for run in runs}, key=lambda seed: (len(seed), seed)))),
         *((name, _counted(run.versions.get(name) for run in runs)) for name in versions),
@@ -51,9 +53,42 @@ def warnings(sections: Sequence[Section]) -> list[str]:
         found.append("The runs were made with different versions of the software.")
     if len({run.host_type for run in runs}) > 1:
         found.append("The runs come from different hosts; no speedup mixes them.")
-    if any(run.oversubscribed for run in runs):
+    if any(run.oversubscribed and not run.sleeps for run in runs):
         found.append("Some runs had more ranks x threads than cores: their speeds say little (°, drawn hollow).")
+    return [*found, *_doubts(runs)]
+
+
+def _doubts(runs: Sequence[Run]) -> list[str]:
+    """Of emulated runs."""
+    found = []
+    if any(run.oversubscribed and run.sleeps for run in runs):
+        found.append(
+            "Some emulated runs had more ranks x threads than cores (°, drawn hollow). Accelerators that sleep need "
+            "few: the column limit says whether the cores held a run up."
+        )
+    if any("CPU" in run.bounds for run in runs):
+        found.append(
+            "Some emulated runs were limited by this machine's cores (cpu_bound, drawn crossed): they show this "
+            "machine, not the emulated cluster. Fewer nodes, more cores or a higher cluster.time_dilation help."
+        )
+    if any("engine" in run.bounds for run in runs):
+        found.append(
+            "In some emulated runs the engine's busiest thread would need over 0.7 of an undilated iteration "
+            "(engine_bound, drawn ringed): at f = 1 it could not fill such links."
+        )
     return found
+
+
+def _emulation(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Facts of emulated runs; [] if there are none."""
+    if not any(run.emulated for run in runs):
+        return []
+    costs = (", ".join(run.emulated_costs) or "none" for run in runs)
+    return [
+        ("emulated costs", _counted(costs)),
+        ("emulated hardware", _counted(hardware(run) if run.emulated else "none" for run in runs)),
+        ("time dilation f", _counted(f"{run.dilation:g}" for run in runs)),
+    ]
 
 
 def config_differences(runs: Sequence[Run]) -> list[tuple[str, str]]:

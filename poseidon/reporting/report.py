@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from poseidon.config.schema import ReportConfig
 from poseidon.errors import UserError
-from poseidon.reporting import curves, provenance, published, tables
+from poseidon.reporting import curves, parts, provenance, published, tables
 from poseidon.reporting.advice import baseline_command, more_nodes_command, train_command
 from poseidon.reporting.page import GENERATOR, Page, Part, Picture, render
+from poseidon.reporting.published import Curve, Published
 from poseidon.reporting.runs import COMPLETED, Run
 from poseidon.reporting.sections import Section, sections
 from poseidon.reporting.store import Reader
@@ -50,12 +51,15 @@ def make_report(config: ReportConfig, console: Console | None = None) -> Path:
         raise UserError(_nothing(experiment, runs, store))
     folder = _folder(config)
     with _style():
-        parts = [_part(section, experiment, config, folder) for section in found]
+        made = [_part(section, experiment, config, folder) for section in found]
+    if any(part.emulated for part in made):
+        for part in made:
+            part.emulated = part.emulated or ["none"]
     _write_tables(found, runs, folder)
     index = folder / "index.html"
-    write_text(index, render(_page(experiment, runs, found, parts)))
+    write_text(index, render(_page(experiment, runs, found, made)))
     if console is not None:
-        _print(console, parts, provenance.warnings(found))
+        _print(console, made, provenance.warnings(found))
         others = len(runs) - sum(run.status == COMPLETED for run in runs)
         if others:
             console.print(
@@ -64,7 +68,7 @@ def make_report(config: ReportConfig, console: Console | None = None) -> Path:
     return index.absolute()
 
 
-def _page(experiment: str, runs: Sequence[Run], found: Sequence[Section], parts: Sequence[Part]) -> Page:
+def _page(experiment: str, runs: Sequence[Run], found: Sequence[Section], made: Sequence[Part]) -> Page:
     done = [run for run in runs if run.status == COMPLETED]
     others = len(runs) - len(done)
     counts = f"{len(done)} completed run{'s' if len(done) != 1 else ''}"
@@ -72,7 +76,7 @@ def _page(experiment: str, runs: Sequence[Run], found: Sequence[Section], parts:
         title=f"Report: {experiment}",
         experiment=experiment,
         counts=f"{counts}, {others} not averaged in" if others else counts,
-        parts=parts,
+        parts=made,
         warnings=provenance.warnings(found),
         facts=provenance.facts(done),
         differences=provenance.config_differences(done),
@@ -90,7 +94,13 @@ def _part(section: Section, experiment: str, config: ReportConfig, folder: Path)
         notes=provenance.baselines(section),
         rows=[tables.shown(row) for row in tables.summary_rows([section])],
     )
-    _speedup(part, section, experiment, config, folder)
+    known = published.load()
+    theirs = _theirs(known, section)
+    if section.emulated:
+        parts.emulation(part, section, experiment, config.tracking.uri, folder)
+        theirs = parts.published(part, section, theirs, known, folder)
+    part.published = [f"{paper}: {known.papers[paper]}" for paper in dict.fromkeys(c.paper for c in theirs)]
+    _speedup(part, section, theirs, experiment, config, folder)
     _training(part, section, folder)
     from poseidon.reporting.figures import traffic
 
@@ -99,7 +109,14 @@ def _part(section: Section, experiment: str, config: ReportConfig, folder: Path)
     return part
 
 
-def _speedup(part: Part, section: Section, experiment: str, config: ReportConfig, folder: Path) -> None:
+def _theirs(known: Published, section: Section) -> list[Curve]:
+    classes = section.first.params.get("dataset.num_classes") or section.first.params.get("model.num_classes") or ""
+    return known.of(section.first.text("model"), section.batch_size, int(classes) if classes.isdigit() else None)
+
+
+def _speedup(
+    part: Part, section: Section, theirs: Sequence[Curve], experiment: str, config: ReportConfig, folder: Path
+) -> None:
     from poseidon.reporting.figures import speedup
 
     uri = config.tracking.uri
@@ -113,16 +130,13 @@ def _speedup(part: Part, section: Section, experiment: str, config: ReportConfig
         ) + " This makes the baseline:"
         part.command = baseline_command(section, experiment, uri)
         return
-    known = published.load()
-    classes = section.first.params.get("dataset.num_classes") or section.first.params.get("model.num_classes") or ""
-    theirs = known.of(section.first.text("model"), section.batch_size, int(classes) if classes.isdigit() else None)
     caption = "Images/s over one machine's, against worker nodes. Hollow: oversubscribed."
+    if any(configuration.bounds for configuration in section.configurations):
+        caption += " Crossed: this machine's cores were the limit. Ringed: the engine would be it at f = 1."
     figure = speedup.draw(section, theirs)
     part.speedup = _picture(figure, folder, f"{section.slug}-speedup", speedup.rows(section, theirs), caption)
     if part.speedup is None:
         part.missing = "No run made enough iterations to have a speed."
-    else:
-        part.published = [f"{paper}: {known.papers[paper]}" for paper in dict.fromkeys(c.paper for c in theirs)]
 
 
 def _training(part: Part, section: Section, folder: Path) -> None:
@@ -170,7 +184,11 @@ def _run_row(row: dict[str, Any]) -> dict[str, str]:
     cells = {name: tables.DASH if row[name] is None else str(row[name]) for name in names}
     cells["started"] = cells["started"].partition("+")[0].replace("T", " ")
     cells["iterations"] = tables.text(row["iterations"], "{:.0f}")
-    return cells | {"images/s": tables.text(speed, tables.speed_form(speed)), "accuracy": tables.text(share, "{:.4g}")}
+    cells |= {"images/s": tables.text(speed, tables.speed_form(speed)), "accuracy": tables.text(share, "{:.4g}")}
+    if "time_dilation" in row:
+        words = {name: str(row[name] or tables.DASH) for name in ("hardware", "link", "limits")}
+        cells |= {**words, "f": tables.text(row["time_dilation"], "{:g}")}
+    return cells
 
 
 def _folder(config: ReportConfig) -> Path:
@@ -217,19 +235,21 @@ def _style() -> Any:
     return style()
 
 
-def _print(console: Console, parts: Sequence[Part], warnings: Sequence[str]) -> None:
+def _print(console: Console, made: Sequence[Part], warnings: Sequence[str]) -> None:
     from rich.table import Table
 
-    names = ("comm", "nodes", "repeats", "images/s", "speedup", "MB sent", "accuracy")
-    for part in parts:
+    for part in made:
+        names = ["comm", "nodes", "repeats", "images/s", "speedup", "MB sent", "accuracy"]
+        if part.dilation:  # there is no accuracy, and one f
+            names = ["comm", "nodes", "images/s", "speedup", "MB sent", "limit"]
         table = Table(title=part.title, title_justify="left")
         for name in names:
             table.add_column(name, justify="left" if name == "comm" else "right")
         for row in part.rows:
             table.add_row(*(row[name].partition(" [")[0] for name in names))
         console.print(table)
-        if part.command:
-            console.print(part.missing, markup=False, highlight=False, soft_wrap=True)
-            console.print(part.command, markup=False, highlight=False, soft_wrap=True)
+        advice = [(part.missing, part.command)] if part.command else []
+        for line in (line for pair in advice + (part.dilation.advice if part.dilation else []) for line in pair):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     for warning in warnings:
         console.print(warning, markup=False, highlight=False, soft_wrap=True)

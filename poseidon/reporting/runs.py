@@ -126,6 +126,34 @@ class Run:
         return bool(self.summary.get("oversubscribed"))
 
     @property
+    def emulated(self) -> bool:
+        return self.summary.get("degree") == "emulated"
+
+    @property
+    def emulated_costs(self) -> list[str]:
+        """What takes an emulated time, such as ``layers`` and ``network``."""
+        costs = self.summary.get("emulated_costs")
+        return [str(cost) for cost in costs] if self.emulated and isinstance(costs, (list, tuple)) else []
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether its accelerators are emulated, and so can be dilated."""
+        return "layers" in self.emulated_costs
+
+    @property
+    def dilation(self) -> float:
+        """f, by which all times here are divided already."""
+        factor = self.value("time_dilation")
+        return factor if self.emulated and factor and factor > 0 else 1.0
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """What of this machine's was the limit of an emulated run: ``CPU``, ``engine``. Who computes for real is
+        always limited by the CPU."""
+        limits = (("CPU", "cpu_bound"), ("engine", "engine_bound"))
+        return tuple(word for word, key in limits if self.emulated and self.summary.get(key) is True)
+
+    @property
     def throughput_only(self) -> bool:
         return bool(self.summary.get("throughput_only"))
 

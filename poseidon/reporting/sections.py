@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from poseidon.reporting.dilation import chosen
+from poseidon.reporting.emulated import hardware, link
 from poseidon.reporting.runs import COMPLETED, Run, Stat, stat
-from poseidon.reporting.variants import comm_order, differing_keys, label, setting_params, short, telling_keys, usual
+from poseidon.reporting.variants import curve_order, differing_keys, label, setting_params, short, telling_keys, usual
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Configuration:
     Attributes:
         variant: names its curve.
         rows: of all nodes, per iteration.
+        dilation: f of all its runs.
     """
 
     variant: str
@@ -37,6 +40,7 @@ class Configuration:
     nodes: int
     rows: int
     runs: tuple[Run, ...]
+    dilation: float = 1.0
 
     @cached_property
     def speed(self) -> Stat | None:
@@ -46,14 +50,27 @@ class Configuration:
     def oversubscribed(self) -> bool:
         return any(run.oversubscribed for run in self.runs)
 
+    @cached_property
+    def seconds(self) -> Stat | None:
+        """Per iteration, undilated."""
+        return stat(run.iteration_seconds for run in self.runs)
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """What of this machine's was the limit of any of its runs: ``CPU``, ``engine``."""
+        return tuple(dict.fromkeys(bound for run in self.runs for bound in run.bounds))
+
 
 @dataclass(frozen=True)
 class Section:
-    """Runs that may be compared: same model, data set, rows per node, numerics, threads, degree and type of host.
+    """Runs that may be compared: same model, data set, rows per node, numerics, threads, degree and type of host, and
+    where they are emulated, same hardware, links and time dilation.
 
     Attributes:
         facts: what they have in common, in words.
         keys: config keys in which they differ nevertheless, beside comm, nodes and seed.
+        dilation: f of all configurations.
+        elsewhere: configurations at another f, which are in no curve.
     """
 
     title: str
@@ -62,6 +79,22 @@ class Section:
     facts: dict[str, str]
     keys: tuple[str, ...]
     configurations: tuple[Configuration, ...]
+    dilation: float = 1.0
+    elsewhere: tuple[Configuration, ...] = ()
+
+    @property
+    def emulated(self) -> bool:
+        return self.first.emulated
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether its accelerators are emulated."""
+        return self.first.sleeps
+
+    @property
+    def links(self) -> Run | None:
+        """A run that tells of its links: comm=single, which has none, is with those of any."""
+        return next((run for run in self.runs if run.comm != "single"), None)
 
     @property
     def runs(self) -> list[Run]:
@@ -115,9 +148,9 @@ def sections(runs: Iterable[Run]) -> list[Section]:
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in sorted((run for run in runs if run.status == COMPLETED), key=_run_order):
         groups.setdefault(_comparable(run), []).append(run)
-    parts = [part for group in groups.values() for part in _by_batch(group)]
+    parts = [part for group in groups.values() for linked in _by_link(group) for part in _by_batch(linked)]
     firsts = [part[1][0] for part in parts]
-    titles = [_title(first, batch_size) for (batch_size, _), first in zip(parts, firsts, strict=True)]
+    titles = [_title(members, batch_size) for batch_size, members in parts]
     made = []
     for (batch_size, members), title in zip(parts, titles, strict=True):
         alike = [first for first, other in zip(firsts, titles, strict=True) if other == title]
@@ -130,20 +163,43 @@ def _section(batch_size: int, runs: list[Run], title: str) -> Section:
     keys = differing_keys(runs)
     telling = telling_keys(runs, keys)
     common = usual(runs, telling)
-    cells: dict[tuple[tuple[int, str], str, int, int], list[Run]] = {}
+    cells: dict[tuple[tuple[int, str, bool], str, int, int, float], list[Run]] = {}
     for run in runs:
         rows = run.whole("batch_size")
         variant = label(run, telling, common, rows=None if rows == batch_size else rows)
-        cells.setdefault((comm_order(run.comm), variant, run.nodes, run.nodes * rows), []).append(run)
-    configurations = tuple(
-        Configuration(variant, order[1], nodes, rows, tuple(members))
-        for (order, variant, nodes, rows), members in sorted(cells.items())
-    )
+        cells.setdefault((curve_order(run), variant, run.nodes, run.nodes * rows, run.dilation), []).append(run)
+    configurations = [
+        Configuration(variant, order[1], nodes, rows, tuple(members), dilation)
+        for (order, variant, nodes, rows, dilation), members in sorted(cells.items())
+    ]
+    dilation = chosen((c.comm, c.dilation) for c in configurations)
     slug = re.sub(r"[^a-z0-9_.]+", "-", title.lower().replace(" rows per node", "")).strip("-.")
-    facts = _facts(runs[0])
+    facts = _facts(runs[0]) | _emulation(runs, dilation)
     if common:
         facts["unless said otherwise"] = ", ".join(short(key, value) for key, value in common.items())
-    return Section(title, slug, batch_size, facts, tuple(keys), configurations)
+    here = tuple(c for c in configurations if c.dilation == dilation)
+    elsewhere = tuple(c for c in configurations if c.dilation != dilation)
+    return Section(title, slug, batch_size, facts, tuple(keys), here, dilation, elsewhere)
+
+
+def _by_link(runs: list[Run]) -> list[list[Run]]:
+    """A part per kind of links. One process has none, and is the baseline of all."""
+    links = sorted({link(run) for run in runs if run.comm != "single"})
+    return [[run for run in runs if run.comm == "single" or link(run) == words] for words in links] or [runs]
+
+
+def _emulation(runs: Sequence[Run], dilation: float) -> dict[str, str]:
+    """What else emulated runs have in common."""
+    if not runs[0].emulated:
+        return {}
+    links = _link_words(runs)
+    return {**({"link": links} if links else {}), "time dilation": f"f = {dilation:g}"}
+
+
+def _link_words(runs: Sequence[Run]) -> str:
+    """Of emulated runs of several nodes; "" if there are none."""
+    several = next((run for run in runs if run.comm != "single"), None)
+    return "" if several is None or not several.emulated else link(several) or "not emulated"
 
 
 def _by_batch(runs: list[Run]) -> list[tuple[int, list[Run]]]:
@@ -158,6 +214,7 @@ def _by_batch(runs: list[Run]) -> list[tuple[int, list[Run]]]:
 
 
 def _comparable(run: Run) -> tuple[str, ...]:
+    """Of the run itself; see also :func:`_by_link`."""
     facts = (*_facts(run).values(), *(f"{key}={value}" for key, value in setting_params(run).items()))
     return tuple(facts)
 
@@ -171,11 +228,16 @@ def _facts(run: Run) -> dict[str, str]:
         "devices per node": run.text("devices_per_node"),
         "degree": run.text("degree"),
         "host type": run.host_type,
+        **({"hardware": hardware(run)} if run.emulated else {}),
     }
 
 
-def _title(run: Run, batch_size: int) -> str:
-    return f"{run.text('model')} on {run.text('dataset')}, {batch_size} rows per node"
+def _title(runs: Sequence[Run], batch_size: int) -> str:
+    run, links = runs[0], _link_words(runs)
+    words = [f"{run.text('model')} on {run.text('dataset')}, {batch_size} rows per node"]
+    words += [hardware(run)] if run.sleeps else []
+    words += [links if links != "not emulated" else "links not emulated"] if links else []
+    return ", ".join(words)
 
 
 def _distinction(run: Run, alike: Sequence[Run]) -> list[str]:
@@ -183,7 +245,7 @@ def _distinction(run: Run, alike: Sequence[Run]) -> list[str]:
     facts = [
         value if name in ("degree", "host type", "precision") else f"{name}={value}"
         for name, value in _facts(run).items()
-        if any(_facts(other)[name] != value for other in alike)
+        if any(_facts(other).get(name) != value for other in alike)
     ]
     keys = [
         short(key, value)

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from poseidon.reporting.emulated import hardware, link
 from poseidon.reporting.runs import COMPLETED, Run, Stat, stat
 from poseidon.reporting.sections import Configuration, Section
 
@@ -39,11 +40,29 @@ def _summary(section: Section, configuration: Configuration) -> dict[str, Any]:
         "oversubscribed": configuration.oversubscribed,
         "degree": section.facts["degree"],
         "status": COMPLETED,
+        **(_emulated(section, configuration) if section.emulated else {}),
+    }
+
+
+def _emulated(section: Section, configuration: Configuration) -> dict[str, Any]:
+    runs = configuration.runs
+    limit = _median(run.value("engine_limit_bits_per_second") for run in runs)
+    return {
+        "hardware": section.facts["hardware"],
+        "link": section.facts.get("link"),
+        "time_dilation": configuration.dilation,
+        "cpu_bound": "CPU" in configuration.bounds,
+        "engine_bound": "engine" in configuration.bounds,
+        "engine_limit_gbit_per_second": None if limit is None else limit / 1e9,
+        "cores_per_node": _median(run.value("cores_per_node") for run in runs),
+        "emulated_costs": " + ".join(dict.fromkeys(cost for run in runs for cost in run.emulated_costs)),
     }
 
 
 def run_rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """A row per run, whatever became of it."""
+    """A row per run, whatever became of it. If any is emulated, all say on what."""
+    runs = list(runs)
+    emulated = any(run.emulated for run in runs)
     return [
         {
             "run": run.name,
@@ -59,15 +78,31 @@ def run_rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
             "git_dirty": run.summary.get("git_dirty"),
             "started": run.summary.get("started"),
             "error": run.error,
+            **(_where(run) if emulated else {}),
         }
         for run in runs
     ]
+
+
+def _where(run: Run) -> dict[str, Any]:
+    return {
+        "degree": run.summary.get("degree"),
+        "hardware": hardware(run) if run.emulated else None,
+        "link": link(run) if run.comm != "single" else None,
+        "time_dilation": run.dilation if run.emulated else None,
+        "limits": ", ".join(run.bounds),
+    }
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, str]:
     """A row of :func:`summary_rows` as people read it."""
     alone = row["nodes"] == 1
     star = "*" if row["bytes_source"] == "computed" and not alone else ""
+    asleep = "layers" in row.get("emulated_costs", "")  # then nothing is learnt
+    learnt = {
+        "accuracy": text(row["eval_accuracy"], "{:.2%}" if is_share(row["metric"]) else "{:.4g}"),
+        "loss": text(row["train_loss"], "{:.4g}"),
+    }
     return {
         "comm": str(row["curve"]) + (" °" if row["oversubscribed"] else ""),
         "nodes": str(row["nodes"]),
@@ -77,10 +112,54 @@ def shown(row: Mapping[str, Any]) -> dict[str, str]:
         "ms/iteration": text(row["iteration_seconds"], "{:.1f}", 1e3),
         "stall": DASH if alone else text(row["stall_share"], "{:.0%}"),
         "MB sent": DASH if alone else text(row["bytes_sent_per_iteration"], "{:.3f}", 1e-6) + star,
-        "accuracy": text(row["eval_accuracy"], "{:.2%}" if is_share(row["metric"]) else "{:.4g}"),
-        "loss": text(row["train_loss"], "{:.4g}"),
+        **({} if asleep else learnt),
+        **(_shown_emulated(row) if "time_dilation" in row else {}),
         "degree": str(row["degree"]),
         "status": str(row["status"]),
+    }
+
+
+def _shown_emulated(row: Mapping[str, Any]) -> dict[str, str]:
+    limits = [word for word, key in (("CPU", "cpu_bound"), ("engine", "engine_bound")) if row[key]]
+    return {
+        "f": f"{row['time_dilation']:g}",
+        "limit": ", ".join(limits) or DASH,
+        "engine fills, Gbit/s": text(row["engine_limit_gbit_per_second"], "{:.3g}"),
+        "cores/node at f=1": text(row["cores_per_node"], "{:.2f}"),
+    }
+
+
+def shown_dilation(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row of :func:`poseidon.reporting.dilation.rows` as people read it; all in seconds."""
+    difference, within = row["difference"], row["within_bar"]
+    return {
+        "cell": str(row["curve"]),
+        "nodes": str(row["nodes"]),
+        "f": f"{row['f']:g}",
+        "T(f)": text(row["seconds_at_f"], "{:.4f}"),
+        "T(2f)": text(row["seconds_at_2f"], "{:.4f}"),
+        "A": text(row["dilated_seconds"], "{:.4f}"),
+        "B": text(row["software_seconds"], "{:.4f}"),
+        "A + B/f": text(row["seconds_at_f"], "{:.4f}"),
+        "A + B": text(row["undilated_seconds"], "{:.4f}"),
+        "T(1)": text(row["seconds_at_1"], "{:.4f}"),
+        "T(1) from A + B": text(difference, "{:+.1%}"),
+        "within 5 %": DASH if within is None else "yes" if within else "no",
+        "limit": row["limits"] or DASH,
+    }
+
+
+def shown_seconds(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row of :func:`poseidon.reporting.seconds.rows` as people read it."""
+    return {
+        "published": row["published"],
+        "here": row["curve"],
+        "nodes": str(row["nodes"]),
+        "here, s": _range(row, "seconds", "{:.3f}"),
+        "published, s": f"{row['published_seconds']:.3f} ({row['source']})",
+        "here/published": f"{row['ratio']:.3f}",
+        "limit": row["limits"] or DASH,
+        "no test, as": row["no_test"] or DASH,
     }
 
 

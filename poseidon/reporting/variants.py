@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from poseidon.reporting.emulated import hardware_params, papers_name
 from poseidon.reporting.runs import Run
 
 #: From left to right in every table and legend; others follow by name.
@@ -17,6 +18,11 @@ _HAD = ("nodes", "global_batch")
 _NEVER_TRAINER = tuple(
     f"trainer.{name}" for name in ("batch_size", "global_batch", "resume", "checkpoint", "log_every", "eval_")
 )
+#: Of emulated networks, which are a setting of their own (:func:`poseidon.reporting.emulated.link`), and of hardware.
+_NEVER_CLUSTER = tuple(f"cluster.{name}" for name in ("bandwidth", "node_bandwidth", "latency", "time_dilation"))
+_NEVER_HARDWARE = ("hardware",)
+#: Where accelerators are emulated, nothing is learnt, and one iteration is like another.
+_NEVER_ASLEEP = ("trainer.iterations", "trainer.epochs", "schedule.", "optimizer.lr")
 #: Said whenever runs differ in them, even where comm tells the runs apart.
 _ALWAYS = ("comm.overlap", "comm.rule")
 _SETTING = ("model.", "dataset.", "device", "trainer.accumulate")
@@ -27,9 +33,18 @@ def comm_order(comm: str) -> tuple[int, str]:
     return (COMMS.index(comm) if comm in COMMS else len(COMMS), comm)
 
 
+def curve_order(run: Run) -> tuple[int, str, bool]:
+    """By comm; of the papers' ablation, which adds one thing after another, the first step first."""
+    return (*comm_order(run.comm), run.comm == "ps" and bool(papers_name(run)) and run.text("overlap") != "none")
+
+
 def relevant(key: str, run: Run) -> bool:
     """Whether a config key of this run can have had an influence on its speed or result."""
     if key.startswith((*_NEVER, *_NEVER_TRAINER)) or key.endswith("seed") or key in _HAD:
+        return False
+    if key.startswith((*_NEVER_CLUSTER, *_NEVER_HARDWARE)) or (run.emulated and key == "cluster.name"):
+        return False
+    if run.sleeps and key.startswith(_NEVER_ASLEEP):
         return False
     if not key.startswith("comm."):
         return True
@@ -39,12 +54,14 @@ def relevant(key: str, run: Run) -> bool:
 
 
 def setting_params(run: Run) -> dict[str, str]:
-    """The config keys that make two runs incomparable: of model, data set and numerics, less the seeds."""
-    return {
+    """The config keys that make two runs incomparable: of model, data set, numerics and emulated hardware, less the
+    seeds."""
+    ours = {
         key: value
         for key, value in run.params.items()
         if key.startswith(_SETTING) and not key.startswith(_NOT_SETTING) and not key.endswith("seed")
     }
+    return ours | hardware_params(run)
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
@@ -94,7 +111,7 @@ def usual(runs: Sequence[Run], keys: Iterable[str]) -> dict[str, str]:
 
 
 def label(run: Run, keys: Iterable[str], usual: Mapping[str, str], *, rows: int | None = None) -> str:
-    """Names a curve: comm, and what else tells it apart.
+    """Names a curve: comm, and what else tells it apart; before them the papers' name of it, if it has one.
 
     Args:
         keys: from :func:`telling_keys`.
@@ -105,7 +122,8 @@ def label(run: Run, keys: Iterable[str], usual: Mapping[str, str], *, rows: int 
     extra = [short(key, run.params[key]) for key in said]
     if rows is not None:
         extra.insert(0, f"{rows} rows")
-    return f"{run.comm} ({', '.join(extra)})" if extra else run.comm
+    name, theirs = f"{run.comm} ({', '.join(extra)})" if extra else run.comm, papers_name(run)
+    return f"{theirs}: {name}" if theirs else name
 
 
 def short(key: str, value: Any) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from poseidon.config.schema import ReportConfig
 from poseidon.reporting import make_report
 from poseidon.reporting.runs import Run
-from tests.reporting.fakes import Fake, fake, write
+from tests.reporting.fakes import Fake, fake, p17, write
 
 BIG = {"model": "vgg19_22k", "dataset": "synthetic", "classes": 21841, "throughput_only": True, "evaluations": 0}
 OTHER = {"name": "node9", "cpu": "Intel Xeon", "cores": 4, "memory": 2**34, "os": "Linux-5"}
@@ -52,6 +52,8 @@ def experiments() -> dict[str, list[Fake]]:
     return {
         "sweep": [*sweep, lost, parent, foreign],
         "theirs": [fake("single", speed=2.0, **BIG), fake("hybrid", 2, speed=3.9, **BIG)],
+        "theirs emulated": _emulated(),
+        "theirs without baseline": [p17("hybrid", 8, 1.0, overrides=("cluster.time_dilation=auto",))],
         "no baseline": [
             fake("ps", n, s, overrides=(*without, "comm.overlap=none"), batch_size=16) for n in (1, 2) for s in (0, 1)
         ],
@@ -63,6 +65,14 @@ def experiments() -> dict[str, list[Fake]]:
         "all failed": [fake("ps", 2, status="failed", error="no"), fake("ps", 2, 1, status="running")],
         "not ours": [foreign],
     }
+
+
+def _emulated() -> list[Fake]:
+    """Two links, three dilations, and a real run."""
+    fakes = [p17("single", 1, 0.925), p17("ps", 8, 3.5, "none"), p17("ps", 8, 1.3), p17("ddp", 8, 1.1)]
+    fakes += [p17("hybrid", n, 0.95, engine_bound=n == 8, cpu_bound=False) for n in (2, 4, 8)]
+    fakes += [p17("hybrid", 2, 0.94, dilation=16), p17("hybrid", 2, 1.02, dilation=1)]
+    return [*fakes, p17("hybrid", 8, 1.5, link="2gbit"), fake("ps", 2)]
 
 
 @dataclass

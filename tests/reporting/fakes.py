@@ -125,6 +125,75 @@ def fake(
     return Fake(content, config, lines)
 
 
+def asleep(
+    comm: str = "hybrid",
+    nodes: int = 2,
+    seed: int = 0,
+    *,
+    hardware: str = "titan_x",
+    link: str | None = "10gbit",
+    dilation: float = 8.0,
+    seconds: float | None = None,
+    params: dict[str, str] | None = None,
+    **changes: Any,
+) -> Fake:
+    """A run on emulated accelerators and links.
+
+    Args:
+        seconds: per iteration, undilated, instead of a speed.
+    """
+    model, rows = changes.get("model", "lenet"), changes.get("batch_size", 32)
+    config = {
+        "cluster.name": "emulated",
+        "cluster.bandwidth": link or "null",
+        "cluster.node_bandwidth": "{}",
+        "cluster.latency": "null",
+        "cluster.time_dilation": str(float(dilation)),
+        "hardware.name": hardware,
+        "hardware.source": "the set-up",
+        "hardware.trust": "unverified",
+        "hardware.host_copy": "9790000000.0",
+        "hardware.server_sum": "1495000000.0",
+        "hardware.memory_bandwidth": "336500000000.0",
+        "hardware.sources.host_copy.source": "fitted",
+        "hardware.sources.host_copy.trust": "derived",
+        "hardware.iterations.alexnet.seconds": "0.25",
+        f"hardware.iterations.{model}.seconds": "0.925",
+        **(params or {}),
+    }
+    if seconds is not None:
+        changes["speed"] = (1 if comm == "single" else nodes) * rows / seconds
+    costs = ["layers", "reconstruction", "optimizer step", "host_copy", "server_sum", "network"]
+    return fake(
+        comm,
+        nodes,
+        seed,
+        points=0,
+        evaluations=0,
+        params=config,
+        **{
+            "degree": "emulated",
+            "emulated_costs": costs,
+            "not_emulated": [],
+            "hardware": hardware,
+            "hardware_basis": "0.925 s per iteration (published: P17), shared out among the layers by FLOPs",
+            "time_dilation": float(dilation),
+            "cluster": "emulated",
+            "throughput_only": True,
+            **changes,
+        },
+    )
+
+
+#: P17's largest experiment.
+P17: dict[str, Any] = {"model": "vgg19_22k", "dataset": "synthetic", "classes": 21841, "link": "40gbit", "dilation": 8}
+
+
+def p17(comm: str, nodes: int, seconds: float, overlap: str = "backward", **changes: Any) -> Fake:
+    """A run of it."""
+    return asleep(comm, nodes, seconds=seconds, params={"comm.overlap": overlap}, **{**P17, **changes})
+
+
 def write(uri: str, experiment: str, fakes: list[Fake], artifacts: Path) -> None:
     """Adds an experiment with these runs, a millisecond apart."""
     client = MlflowClient(tracking_uri=uri)

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from poseidon.config.paths import reports_dir
@@ -83,13 +84,24 @@ def head(figure: Figure, title: str, subtitle: str) -> None:
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     engine.set(rect=(0, 0, 1, 1 - 0.56 / height))
-    figure.text(0.01, 1 - 0.08 / height, title, ha="left", va="top", weight="bold", size=11.5)
-    figure.text(0.01, 1 - 0.32 / height, subtitle, ha="left", va="top", size=8.5, color="#555555")
+    above = figure.text(0.01, 1 - 0.08 / height, title, ha="left", va="top", weight="bold", size=11.5)
+    below = figure.text(0.01, 1 - 0.32 / height, subtitle, ha="left", va="top", size=8.5, color="#555555")
+    _fit(figure, above, 11.5)
+    _fit(figure, below, 8.5)
+
+
+def _fit(figure: Figure, text: Text, size: float) -> None:
+    """Makes a text of this size smaller if it would not fit into the figure's width."""
+    share = text.get_window_extent().width / (0.98 * figure.bbox.width)
+    if share > 1:
+        text.set_fontsize(size / share)
 
 
 def where(section: Section) -> str:
-    """Degree of reality and type of host, which stand in every figure."""
-    return f"degree: {section.facts['degree']} · {section.facts['host type']}"
+    """Degree of reality and type of host, which stand in every figure; of emulated runs also the time dilation that
+    all of them have."""
+    dilated = f" at f = {section.dilation:g}" if section.sleeps else ""
+    return f"degree: {section.facts['degree']}{dilated} · {section.facts['host type']}"
 
 
 def save(figure: Figure, stem: Path, suffixes: Sequence[str] = (".png", ".svg")) -> list[Path]:

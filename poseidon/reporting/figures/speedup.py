@@ -19,6 +19,16 @@ from poseidon.reporting.sections import Configuration, Section
 _CORNER = 8
 #: Labelled beside the powers of two where the range is small.
 _BETWEEN = (0.75, 1.25, 1.5, 1.75, 2.5, 3, 3.5, 5, 6, 7)
+#: What can be the limit of an emulated run -> its column.
+_BOUNDS = (("CPU", "cpu_bound"), ("engine", "engine_bound"))
+#: And the mark over its point, with what the legend says of it.
+_MARKS: dict[str, tuple[dict[str, Any], str]] = {
+    "CPU": ({"marker": "x", "ms": 9, "mec": "#000000", "mew": 1.1}, "cpu_bound: this machine's cores were the limit"),
+    "engine": (
+        {"marker": "o", "ms": 14, "mfc": "none", "mec": "#444444", "mew": 1.1},
+        "engine_bound: at f = 1 the engine could not keep up",
+    ),
+}
 _GREYS = (("#6f6f6f", "P", "-"), ("#8f8f8f", "X", "--"), ("#a8a8a8", "v", "-."), ("#5a5a5a", "d", ":"))
 
 
@@ -36,6 +46,7 @@ def rows(section: Section, published: Sequence[Curve]) -> list[dict[str, Any]]:
             "repeats": speedup.count,
             "oversubscribed": configuration.oversubscribed,
             "degree": section.facts["degree"],
+            **(_emulated(configuration) if section.emulated else {}),
         }
         for configuration, speedup in points(section)
     ]
@@ -45,6 +56,10 @@ def rows(section: Section, published: Sequence[Curve]) -> list[dict[str, Any]]:
         for nodes, speedup in curve.points
     ]
     return [*measured, *theirs]
+
+
+def _emulated(configuration: Configuration) -> dict[str, Any]:
+    return {"time_dilation": configuration.dilation, **{key: word in configuration.bounds for word, key in _BOUNDS}}
 
 
 def points(section: Section) -> list[tuple[Configuration, Stat]]:
@@ -68,6 +83,9 @@ def draw(section: Section, published: Sequence[Curve]) -> Figure | None:
     if any(configuration.oversubscribed for configuration, _ in measured):
         label = "oversubscribed: ranks x threads > cores"
         ours += axes.plot([], [], ls="none", marker="o", mfc="white", mec="#444444", mew=1.4, label=label)
+    for bound, (mark, label) in _MARKS.items():
+        if any(bound in configuration.bounds for configuration, _ in measured):
+            ours += axes.plot([], [], ls="none", label=label, **{**mark, "ms": 7})
     ours += axes.plot([1, last], [1, last], "--", color="#444444", lw=1, zorder=1, label="linear")
     room = len(ours) <= _CORNER and all(speedup.high < 1.3 * c.nodes for c, speedup in measured)
     _legends(figure, axes, ours, theirs, corner=room)
@@ -116,6 +134,8 @@ def _curve(axes: Axes, curve: Sequence[tuple[Configuration, Stat]], look: Look, 
     for a, b, (configuration, _) in zip(x, y, curve, strict=True):
         if configuration.oversubscribed:
             axes.plot([a], [b], ls="none", marker=look.marker, mfc="white", mec=look.color, mew=1.4, zorder=5)
+        for bound in configuration.bounds:
+            axes.plot([a], [b], ls="none", zorder=6, **_MARKS[bound][0])
     return line
 
 

@@ -1,0 +1,187 @@
+"""Emulated runs: what may share a figure, and what limits, costs and trust stand beside them."""
+
+from __future__ import annotations
+
+import pytest
+
+from poseidon.reporting.emulated import basis, link
+from poseidon.reporting.figures import speedup
+from poseidon.reporting.figures.canvas import style
+from poseidon.reporting.provenance import warnings
+from poseidon.reporting.sections import Section, sections
+from poseidon.reporting.tables import DASH, shown, summary_rows
+from tests.reporting.conftest import as_run
+from tests.reporting.fakes import Fake, asleep, fake
+
+
+def of(*fakes: Fake) -> list[Section]:
+    return sections([as_run(one) for one in fakes])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        fake(),  # a real run
+        asleep(hardware="k20"),
+        asleep(link="1gbit"),
+        asleep(link=None),
+        asleep(params={"cluster.node_bandwidth.1": "100mbit"}),
+        asleep(params={"cluster.latency": "1ms"}),
+        asleep(params={"hardware.host_copy": "1e9"}),
+        asleep(params={"hardware.iterations.lenet.seconds": "0.5"}),
+        asleep(emulated_costs=["layers"], cluster="local"),
+    ],
+)
+def test_another_hardware_or_link_is_another_section(other: Fake) -> None:
+    first, second = of(asleep(), other)
+    assert len({first.title, second.title}) == 2
+    assert len({first.slug, second.slug}) == 2
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"cluster.bandwidth": "10000mbit"},
+        {"cluster.bandwidth": "10 Gbit"},
+        {"cluster.latency": "0ms"},
+        {"cluster.node_bandwidth.1": "10gbit"},
+        {"hardware.description": "in other words"},
+        {"hardware.sources.host_copy.source": "in other words"},
+        {"hardware.iterations.alexnet.seconds": "9"},  # another model's
+        {"trainer.iterations": "99"},
+        {"trainer.epochs": "9", "schedule.T_max": "9"},
+    ],
+)
+def test_what_says_the_same_or_changes_nothing_is_a_repeat(same: dict[str, str]) -> None:
+    (section,) = of(asleep("ps"), asleep("ps", 2, 1, params=same))
+    assert len(section.configurations) == 1
+
+
+def test_several_bandwidths_of_one_experiment_share_one_process_as_their_baseline() -> None:
+    found = of(asleep("single", speed=100), asleep(speed=150), asleep(speed=120, link="2gbit"))
+    assert [section.facts["link"] for section in found] == ["10 Gbit/s", "2 Gbit/s"]
+    ours = [section.speedup(section.configurations[-1]) for section in found]
+    assert [stat.median if stat else None for stat in ours] == [1.5, 1.2]
+
+
+def test_one_process_of_other_hardware_or_dilation_is_no_baseline() -> None:
+    for single in (asleep("single", hardware="k20"), asleep("single", dilation=2), fake("single")):
+        (section,) = [s for s in of(single, asleep(), asleep(nodes=4)) if any(r.comm != "single" for r in s.runs)]
+        assert all(section.speedup(configuration) is None for configuration in section.configurations)
+
+
+def test_a_latency_that_the_kernel_could_not_emulate_is_none() -> None:
+    words = ["this kernel has no netem: cluster.latency is not emulated"]
+    (section,) = of(asleep(), asleep(nodes=4, params={"cluster.latency": "1ms"}, not_emulated=words))
+    assert section.facts["link"] == "10 Gbit/s"
+    assert basis(section.runs)[-1] == f"not emulated: {words[0]}"
+
+
+def test_real_computing_on_emulated_links_is_neither_dilated_nor_named() -> None:
+    summary = {"degree": "emulated", "emulated_costs": ["network"], "cluster": "emulated", "time_dilation": 1.0}
+    params = {"cluster.bandwidth": "250mbit", "cluster.name": "emulated"}
+    (section,) = of(fake("single", params=params, **summary), fake("ps", params=params, **summary))
+    assert (section.facts["link"], section.sleeps, section.variants) == ("250 Mbit/s", False, ["single", "ps"])
+    assert basis(section.runs) == ["network: a namespace per node, links by tc tbf, 250 Mbit/s each way"]
+    assert section.speedup(section.configurations[-1]) is not None
+
+
+@pytest.mark.parametrize("odd", ["quick", "10", "-1gbit", ""])
+def test_a_record_with_an_odd_rate_is_no_error(odd: str) -> None:
+    assert isinstance(link(as_run(asleep(params={"cluster.bandwidth": odd}))), str)
+
+
+def test_the_papers_names_of_the_ablation() -> None:
+    none = {"comm.overlap": "none"}
+    (section,) = of(
+        *(asleep(comm) for comm in ("hybrid", "ddp", "ps", "fsdp", "single", "sfb")),
+        asleep("ps", params=none),
+        asleep("hybrid", params=none),
+        asleep("hybrid", params={"comm.rule": "time"}),
+    )
+    assert section.variants == [
+        *("single", "ddp", "fsdp"),
+        *("Caffe+PS: ps (overlap=none)", "+WFBP/DWBP: ps"),
+        "sfb",
+        *("Poseidon: hybrid", "hybrid (overlap=none)", "hybrid (rule=time)"),
+    ]
+
+
+def test_real_runs_go_by_their_own_names() -> None:
+    (section,) = of(fake("ps", params={"comm.overlap": "none"}), fake("hybrid"))
+    assert section.variants == ["ps (overlap=none)", "hybrid (overlap=backward)"]
+
+
+def legend(section: Section) -> list[str]:
+    with style():
+        figure = speedup.draw(section, [])
+    assert figure is not None
+    found = [*figure.legends, *(axes.get_legend() for axes in figure.axes)]
+    return [text.get_text() for one in found if one for text in one.get_texts()]
+
+
+def test_bounded_points_are_marked() -> None:
+    (section,) = of(
+        asleep("single"),
+        asleep(nodes=2, engine_bound=False, cpu_bound=False),
+        asleep(nodes=4, engine_bound=True, cpu_bound=False, engine_limit_bits_per_second=7.5e9, cores_per_node=1.25),
+        asleep(nodes=8, engine_bound=True, cpu_bound=True),
+    )
+    assert [c.bounds for c in section.configurations] == [(), (), ("engine",), ("CPU", "engine")]
+    table = [shown(row) for row in summary_rows([section])]
+    assert [row["limit"] for row in table] == [DASH, DASH, "engine", "CPU, engine"]
+    assert (table[2]["engine fills, Gbit/s"], table[2]["cores/node at f=1"]) == ("7.5", "1.25")
+    words = " ".join(legend(section))
+    assert "cpu_bound" in words
+    assert "engine_bound" in words
+    assert [row["cpu_bound"] for row in speedup.rows(section, [])] == [False, False, False, True]
+
+
+def test_what_is_not_there_is_in_no_legend() -> None:
+    (section,) = of(asleep("single"), asleep(cpu_bound=False, engine_bound=None))
+    assert "bound" not in " ".join(legend(section))
+
+
+def test_one_bounded_repeat_marks_the_point() -> None:
+    (section,) = of(asleep("single"), asleep(), asleep(seed=1, cpu_bound=True))
+    assert section.configurations[-1].bounds == ("CPU",)
+
+
+def test_a_real_run_is_not_marked_for_computing() -> None:
+    (section,) = of(fake("single"), fake(cpu_bound=True, engine_bound=True))
+    assert section.configurations[-1].bounds == ()
+    assert "limit" not in shown(summary_rows([section])[-1])
+    assert warnings([section]) == []
+
+
+def test_warnings_tell_limits_and_what_oversubscribed_means_asleep() -> None:
+    told = " ".join(warnings(of(asleep(oversubscribed=True, cpu_bound=True, engine_bound=True))))
+    for words in ("cpu_bound", "engine_bound", "Accelerators that sleep"):
+        assert words in told
+    assert "their speeds say little" not in told
+
+
+def test_each_emulated_cost_says_what_it_rests_on() -> None:
+    lines = dict(line.split(": ", 1) for line in basis([as_run(asleep())]))
+    assert list(lines) == ["layers", "reconstruction", "optimizer step", "host_copy", "server_sum", "network"]
+    assert "0.925 s per iteration (published: P17)" in lines["layers"]
+    assert lines["host_copy"] == "9.79 GB/s each way between device and host (derived: fitted)"
+    assert lines["server_sum"].endswith("(unverified: the set-up)")  # the profile's own, for want of better
+    assert lines["network"].endswith("links by tc tbf, 10 Gbit/s each way")
+    assert "dense" in lines["reconstruction"]
+
+
+def test_costs_that_a_run_has_not_are_not_claimed() -> None:
+    costs = ["layers", "reconstruction", "optimizer step"]
+    lines = basis([as_run(asleep(emulated_costs=costs, cluster="local"))])
+    assert [line.partition(":")[0] for line in lines] == costs
+    assert basis([as_run(fake())]) == []
+
+
+def test_measured_densities_are_said() -> None:
+    params = {f"hardware.density.lenet.{key}": value for key, value in DENSITY.items()}
+    (line,) = [line for line in basis([as_run(asleep(params=params))]) if line.startswith("reconstruction")]
+    assert "as dense as measured: 30 steps" in line
+
+
+DENSITY = {"layers.fc6.u": "0.25", "layers.fc6.v": "0.36", "trust": "measured", "source": "30 steps"}
