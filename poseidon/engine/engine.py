@@ -19,10 +19,11 @@ from torch import nn
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
-from poseidon.engine.backward import Hook, borrowed, nested
+from poseidon.engine.backward import Hook, nested
 from poseidon.engine.broadcast import TAG_TENSORS, broadcast
 from poseidon.engine.buffers import Buffers
 from poseidon.engine.capture import Record, self_test
+from poseidon.engine.changes import Agreed, Change
 from poseidon.engine.device import Device, Host
 from poseidon.engine.embedding import refuse
 from poseidon.engine.exchange import Exchange
@@ -31,7 +32,6 @@ from poseidon.engine.gradients import Gradients
 from poseidon.engine.inputs import Reading, leading_rows
 from poseidon.engine.parameters import (
     check_distributable,
-    fingerprint,
     record_factors,
     tensors_in,
     trainable,
@@ -123,10 +123,9 @@ class Engine:
 
     def _read_model(self) -> None:
         """Hooks the model's parameters as they are now, under a plan by PS."""
-        self._known = fingerprint(self._model)
-        self._present = {key for key, _ in self._known}
         self._params, self._infos = trainable(self._model)
         self._by_id = {id(p): i for i, p in enumerate(self._params)}
+        self._agreed = Agreed(self._model, self._by_id)
         self._records: dict[int, Record] = {}
         self.decision = Decision({}, {})
         self.buffers = Buffers(self._model, self._exchange, self._index)
@@ -138,32 +137,35 @@ class Engine:
         self._new_round()
 
     def _notice_changes(self) -> bool:
-        """Parameters may have been unfrozen or replaced since the last forward pass: then all ranks agree anew.
-        Collective if there are any, as the user's code is the same everywhere.
+        """Parameters may have been unfrozen, replaced or changed in place: then all ranks agree anew. Looked at before
+        each forward pass, where a round opens and, on a rank that has neither, where it steps.
+        Collective if there are any changes, as the user's code is the same everywhere.
 
         Returns:
-            False if it is a call with borrowed parameters, none of them ours: its rows are not this step's.
+            False if it is a call with borrowed parameters, none of them ours, or traced: its rows are not this step's.
         """
-        if torch._C._are_functorch_transforms_active():
-            return False
-        known = fingerprint(self._model)
-        if known == self._known:
+        if self._final:  # under way
             return True
-        if borrowed():
-            return any(key in self._by_id for key, _ in known)
-        self._known = known
-        replaced = {key for key, _ in known} != self._present
-        if not replaced and all(key in self._by_id for key, trains in known if trains):
-            return True  # frozen for a while: unused until it is trained again
+        self._looked = True
+        change = self._agreed.look()
+        if change in (Change.UNFROZEN, Change.REPLACED):
+            self._agree_anew(change is Change.REPLACED)
+        return change is not Change.ALIEN
+
+    def _agree_anew(self, replaced: bool) -> None:
+        self._syncers.leave(self.round)
+        self.buffers.catch_up()
         self._unhook()
         exchange, index = self._exchange, self._index
-        rows = manifest(self._model, vars(self.options), self._optimizers)
+        buffers = list(self._agreed.new_buffers())
+        rows = manifest(self._model, vars(self.options), self._optimizers, buffers)
         agree(exchange, index, [*rows, ["replaced parameters", str(replaced)]])
         if replaced:
-            broadcast(exchange, index, self._next_tag(), list(self._model.parameters()), "replaced parameters")
+            state = [*self._model.parameters(), *(buffer for _, buffer in buffers)]
+            broadcast(exchange, index, self._next_tag(), state, "replaced parameters")
         self.plan_version += 2 - self.plan_version % 2
         self._read_model()
-        return True
+        self._looked = True
 
     def _capture(self) -> None:
         capable = self_test()
@@ -191,7 +193,7 @@ class Engine:
         self._syncers: Syncers = Syncers(
             self._exchange, self._index, version, self.book, dtypes, options.kv_bytes, self._device
         )
-        self._syncers.bell = self._bell
+        self._syncers.listen(self._bell)
         self._gradients = Gradients(self.book, self._params, self._records, self._device)
         for index, record in self._records.items():
             record.active = self.trial or schemes.get(self._infos[index].name, "ps") != "ps"
@@ -220,6 +222,7 @@ class Engine:
         self._step_rows.new_round()
         self._factor_sizes: dict[str, FactorSize] = {}
         self._in_forward = False
+        self._looked = False  # at the parameters
         self._reading: Reading | None = None  # of the forward pass that runs, or ran last
 
     # --- forward -----------------------------------------------------------------------------------------------
@@ -229,8 +232,7 @@ class Engine:
         if self._task is not None and torch._C._current_graph_task_id() == -1:
             self._aborted()
         self.buffers.catch_up()
-        ours = self._final or not torch.is_grad_enabled() or self._notice_changes()
-        self._in_forward = torch.is_grad_enabled() and bool(ours)
+        self._in_forward = torch.is_grad_enabled() and self._notice_changes()
         self._reading = leading_rows(args, kwargs) if self._in_forward else None
         if module.training:
             self.buffers.begin()
@@ -254,8 +256,13 @@ class Engine:
 
     def _before_module(self, module: nn.Module, args: Any) -> None:
         """A forward without grad inside one with grad: a reentrant checkpoint, whose gradients come from nested
-        backward passes, perhaps several (or a no_grad helper, which loses only its overlap)."""
-        if not self._in_forward or torch.is_grad_enabled():
+        backward passes, perhaps several (or a no_grad helper, which loses only its overlap). Outside of a forward:
+        the model is called by another method."""
+        if torch.is_grad_enabled():
+            if not self._in_forward and not torch.compiler.is_compiling() and not self._looked:
+                self._notice_changes()
+            return
+        if not self._in_forward:
             return
         for owner in (module, *module.children()):
             for p in owner._parameters.values():
@@ -283,6 +290,7 @@ class Engine:
 
     def _open(self) -> None:
         if self._task is None and self._sync:
+            self._notice_changes()
             self._task = torch._C._current_graph_task_id()
             Variable._execution_engine.queue_callback(self._end)
 
@@ -294,7 +302,9 @@ class Engine:
                 self._leftover = True  # the outermost end is out of sight: left to the optimizer's step
                 return
             self._open()
-        index = self._by_id[id(p)]
+        index = self._by_id.get(id(p))
+        if index is None:  # replaced since the forward pass
+            return
         if index in self._final:
             raise PoseidonError(
                 f"the gradient of {self._infos[index].name} was produced again after it was final (a parameter used "
@@ -339,7 +349,8 @@ class Engine:
         self._step_rows.unreach(task)
 
     def _concerned(self, optimizer: torch.optim.Optimizer) -> bool:
-        return any(optimizer is one for one in self._optimizers) or holds(optimizer, self._by_id)
+        known = any(optimizer is one for one in self._optimizers) or holds(optimizer, self._by_id)
+        return known or holds(optimizer, self._agreed.ids())  # not seen in a forward pass yet
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Of any optimizer, perhaps one that was made after distribute()."""
@@ -351,11 +362,22 @@ class Engine:
         if self.meet is not None:
             self.meet(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if (self._stepped is None or id(optimizer) in self._stepped) and closure is None:
-            self._close()  # no backward pass since its last step: a loss that missed the model
+        if closure is None and self._none_since(optimizer):
+            self._close()
         self._stepped = {*(self._stepped or ()), id(optimizer)}
         self.steps += 1
         self._step_rows.step_begins()
+
+    def _none_since(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Was there no backward pass since its last step (a loss that missed the model, no rows)?"""
+        if self._stepped is None:
+            self._notice_changes()
+            return True
+        if not self._stepped:
+            return False
+        plan = self.plan_version
+        self._notice_changes()
+        return id(optimizer) in self._stepped or self.plan_version != plan  # for others than before, it is a new one
 
     def _warn_inside(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._warned_inside and self._exchange.rank == 0:
@@ -426,7 +448,8 @@ class Engine:
     def listen(self, bell: Callable[[], None] | None) -> None:
         """Call ``bell``, in the endpoint's thread, whenever another rank begins a round."""
         self.buffers.pause()
-        self._bell = self._syncers.bell = bell
+        self._bell = bell
+        self._syncers.listen(bell)
 
     def go_along(self, known: bool) -> bool:
         """Take part in the next round without rows, if another rank has begun it (or is ``known`` to have).

@@ -73,19 +73,6 @@ def whole_is_compiled(model: nn.Module) -> bool:
     return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
 
 
-def fingerprint(model: nn.Module) -> list[tuple[int, bool]]:
-    """What changes when a parameter is frozen, unfrozen, added, removed or replaced.
-
-    Looked at before every forward pass: a tenth of the time of ``model.parameters()``.
-    """
-    found = []
-    modules = [model]
-    for module in modules:
-        found += [(id(p), p.requires_grad) for p in module._parameters.values() if p is not None]
-        modules += [child for child in module._modules.values() if child is not None]
-    return found
-
-
 def record_factors(model: nn.Module, params: Sequence[nn.Parameter], *, linear: bool = True) -> dict[int, Record]:
     """Let every plain embedding record its rows, and if `linear`, every plain Linear layer its factors.
 

@@ -24,9 +24,16 @@ TAG_PLAN = 4
 
 
 def manifest(
-    model: nn.Module, options: dict[str, Any], optimizers: Sequence[torch.optim.Optimizer] = ()
+    model: nn.Module,
+    options: dict[str, Any],
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+    buffers: Sequence[tuple[str, torch.Tensor]] | None = None,
 ) -> list[list[str]]:
-    """What must be equal on all ranks: [what, value] in the model's order."""
+    """What must be equal on all ranks: [what, value] in the model's order.
+
+    Args:
+        buffers: those that must be, by name, if not all.
+    """
     rows = [[f"option {key}", repr(value)] for key, value in options.items()]
     rows.append(["torch", torch.__version__.split("+")[0]])
     for name, p in model.named_parameters():
@@ -36,7 +43,7 @@ def manifest(
                 f"{list(p.shape)} {p.dtype} stride {list(p.stride())} requires_grad={p.requires_grad}",
             ]
         )
-    for name, b in model.named_buffers():
+    for name, b in model.named_buffers() if buffers is None else buffers:
         rows.append([f"buffer {name}", f"{list(b.shape)} {b.dtype}"])
     names = {id(p): name for name, p in model.named_parameters()}
     for number, optimizer in enumerate(optimizers):

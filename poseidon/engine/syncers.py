@@ -31,11 +31,12 @@ class Syncers:
         device: Device,
     ) -> None:
         self.book = book
-        self.bell: Callable[[], None] | None = None  # called when a round begins elsewhere
+        self._bell: Callable[[], None] | None = None  # called when a round begins elsewhere
         self._rows: dict[int, dict[int, int]] = {}  # by round: a rank may be a round ahead
         self._round = 0
         self._steps: dict[int, int] = {}  # by round: optimizer steps made before it
         self._their_steps: dict[int, dict[int, int]] = {}  # by round and rank, of rounds not begun here
+        self._changed: tuple[int, int] | None = None  # a rank that goes by this plan no longer, and from which round on
         self._exchange, self._device = exchange, device
         self._model, self._plan = model, plan
         self._done: SimpleQueue[Any] = SimpleQueue()
@@ -60,13 +61,50 @@ class Syncers:
         exchange.watch(self._done)
         exchange.open(model, plan, self)
 
+    def listen(self, bell: Callable[[], None] | None) -> None:
+        """Training thread: call `bell`, in the endpoint's thread, when a round begins elsewhere: as long as this rank
+        only goes along."""
+        self._bell = bell
+        self._exchange.endpoint.post(partial(self._exchange.guarded, self._check_changed, "cannot go along"))
+
+    def leave(self, round_: int) -> None:
+        """Training thread: from this round on this rank has other parameters, and so must all others."""
+        header = Header(Kind.CHANGED, self._exchange.rank, self._model, self._plan, round_)
+
+        def call() -> None:
+            for peer in range(self._exchange.world_size):
+                if peer != self._exchange.rank:
+                    self._exchange.endpoint.send(peer, header, None)
+
+        self._exchange.endpoint.post(partial(self._exchange.guarded, call, "cannot tell of changed parameters"))
+
+    def _check_changed(self) -> None:
+        """Nobody waits for those who never come: they wait for this rank's agreement, it for their gradients."""
+        if self._changed is None:
+            return
+        rank, round_ = self._changed
+        if round_ in self._steps:
+            why = f"rank {self._exchange.rank} began it with those of before: change them on every rank, between steps"
+        elif self._bell is not None:
+            why = f"rank {self._exchange.rank} has left the loop by session.join(): change them outside of it"
+        else:
+            return
+        raise OutOfStepError(
+            f"{OutOfStepError.BEGINNING}: rank {rank} had other parameters (unfrozen, added, replaced, of another type "
+            f"or shape) before backward pass {round_}, but {why}"
+        )
+
     def on_message(self, header: Header, payload: memoryview) -> None:
+        if header.kind is Kind.CHANGED:
+            self._changed = (header.rank, header.round)
+            self._check_changed()
+            return
         if header.round in self._steps:
             self._compare(header.rank, header.step, header.round)
         else:
             self._their_steps.setdefault(header.round, {})[header.rank] = header.step
-            if self.bell is not None:
-                self.bell()
+            if self._bell is not None:
+                self._bell()
         if header.kind is Kind.BEGIN:
             return
         if header.rows:
@@ -96,6 +134,7 @@ class Syncers:
         self._steps = {old: its for old, its in self._steps.items() if old >= round_ - 1} | {round_: step}
         for rank, theirs in self._their_steps.pop(round_, {}).items():
             self._compare(rank, theirs, round_)
+        self._check_changed()
         for rank in self._exchange.through():
             self.on_through(rank)
 

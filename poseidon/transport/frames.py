@@ -38,6 +38,7 @@ class Kind(IntEnum):
     NONE = 12  # worker -> worker: no gradient here
     ASK = 13  # for rank 0's buffers
     BEGIN = 15  # to a rank that is through with its steps: the sender has begun a round
+    CHANGED = 16  # from this round on the sender's parameters are others: it goes by this plan no longer
     ROWS = 14  # worker -> worker: an embedding's touched rows: values (k x D), then their indices
 
 
