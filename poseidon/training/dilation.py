@@ -19,13 +19,15 @@ from poseidon.config.units import parse_rate
 from poseidon.tracking.facts import cores
 from poseidon.tracking.summary import part_name
 
-#: CPU seconds of a node per byte that it sends: sending, the kernel, receiving and adding up as many. Measured on one
-#: core of an AMD EPYC, nodes on emulated links: comm=ps 2.2e-9 (VGG19-22K), comm=ddp 1.2e-9; with a margin.
+# Measured on emulated links on two cores of an AMD EPYC that had other work too; a run or two each, so rough.
+
+#: CPU seconds of a node per byte that it sends: sending, the kernel, receiving and adding up as many. comm=ps 1.2e-9
+#: (AlexNet, 8 nodes) to 2.2e-9 (VGG19-22K, 2), fsdp 2.1e-9, ddp 0.9e-9 to 1.2e-9; the largest, with a margin.
 PER_BYTE = 2.5e-9
-#: Of these, what the engine's busiest thread takes: 1.15e-9 there, of comm=ddp's 0.6e-9.
+#: Of these, what the busiest thread takes: comm=ps 0.6e-9 to 1.15e-9, ddp 0.4e-9 to 0.6e-9.
 PER_BYTE_OF_THREAD = 1.2e-9
-#: CPU seconds of a node per call of a layer: hooks, messages, sleeping. There 0.9e-3 (ResNet-152) to 1.2e-3
-#: (Inception-V3); comm=ddp and single 0.4e-3.
+#: CPU seconds of a node per call of a layer: hooks, messages, sleeping. What 2.2e-9 per byte leave of comm=hybrid's:
+#: 0.9e-3 (ResNet-152) to 1.2e-3 (Inception-V3); single 0.4e-3.
 PER_LAYER = 1.2e-3
 #: The part of the time that cores and thread may be busy.
 SHARE = 0.6
