@@ -26,6 +26,16 @@ def papers_name(run: Run) -> str | None:
     return _papers(run)[1]
 
 
+def papers_names(runs: Iterable[Run]) -> list[str]:
+    """What each of the papers' names that these runs have means here."""
+    words = {}
+    for run in runs:
+        name, rule = papers_name(run), " comm.rule=paper" if run.comm == "hybrid" else ""
+        if name:
+            words[name] = f"{name}: comm={run.comm} comm.overlap={run.text('overlap')}{rule}"
+    return list(words.values())
+
+
 def papers_choice(run: Run) -> str | None:
     """The choice of ``conf/comm`` that is this way of communicating in the papers' experiments."""
     return _papers(run)[0]

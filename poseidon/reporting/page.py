@@ -62,6 +62,7 @@ class Part:
         words: about figures that are not there.
         baseline: what the speedups' baseline has in common with the runs beyond what all have.
         emulated: a line per emulated cost; empty: nothing is emulated.
+        names: what the papers' names of its curves mean.
         others: published figures that are not drawn, and why.
         seconds: its table beside published ones.
         dilation: its table of time dilation, with notes and the command that makes what these lack.
@@ -81,6 +82,7 @@ class Part:
     words: list[str] = field(default_factory=list)
     baseline: str = ""
     emulated: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     seconds: list[dict[str, str]] = field(default_factory=list)
     dilation: Dilation | None = None

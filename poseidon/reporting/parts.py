@@ -17,6 +17,7 @@ from poseidon.tracking.folder import write_text
 def emulation(part: Part, section: Section, experiment: str, uri: str | None, folder: Path) -> None:
     """Adds to the page's part, and writes the data of its tables."""
     part.emulated = emulated.basis(section.runs)
+    part.names = emulated.papers_names(section.runs)
     if section.sleeps:
         part.baseline = f" Also the same emulated hardware, and the same time dilation, f = {section.dilation:g}."
         rows = dilation.rows(dilation.pairs(section))
@@ -54,11 +55,15 @@ def notes(section: Section) -> list[str]:
     """Of a section that can be dilated: which f its curves are of, and what cannot be told."""
     found = [f"All curves, speedups and measurements of this section are of runs at f = {section.dilation:g}."]
     if section.elsewhere:
-        found[0] = found[0][:-1] + ", as most of its cells are; runs at another f stand in this table only."
+        found[0] = (
+            found[0][:-1] + ": of the f that most of its cells have, the smallest. Others stand in this table only."
+        )
     left = [f"{_cell(c)} (f = {c.dilation:g})" for c in dilation.apart(section)]
     if left:
         found.append(f"In no curve, as they were not run at f = {section.dilation:g}: {'; '.join(left)}.")
     pairs = dilation.pairs(section)
+    if any(pair.difference is not None and pair.bounds for pair in pairs):
+        found.append("Where a limit is named, W(f) = f A + B need not hold, and the comparison with T(1) says little.")
     if any(pair.software < 0 or pair.dilated < 0 for pair in pairs):
         found.append("A negative A or B: the runs differ by more than the software takes. Repeat them.")
     if pairs and all(pair.alone is None for pair in pairs):

@@ -118,11 +118,14 @@ def label(run: Run, keys: Iterable[str], usual: Mapping[str, str], *, rows: int 
         usual: values that are not said, from :func:`usual`.
         rows: per node, if they are not those of the setting.
     """
+    theirs = papers_name(run)
     said = [key for key in keys if key in run.params and relevant(key, run) and run.params[key] != usual.get(key)]
+    if theirs:  # it says how layers are chosen and what overlaps, in every figure alike
+        said = [key for key in said if key not in _ALWAYS]
     extra = [short(key, run.params[key]) for key in said]
     if rows is not None:
         extra.insert(0, f"{rows} rows")
-    name, theirs = f"{run.comm} ({', '.join(extra)})" if extra else run.comm, papers_name(run)
+    name = f"{run.comm} ({', '.join(extra)})" if extra else run.comm
     return f"{theirs}: {name}" if theirs else name
 
 

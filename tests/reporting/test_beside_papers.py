@@ -107,6 +107,9 @@ def test_the_page_tells_costs_dilation_and_ratios(made: Made) -> None:
     assert "40 GbE: published" in text
     assert "not drawn, as their links are not those here (2 Gbit/s)" in text
     assert "Poseidon: hybrid" in made.printed
+    assert (
+        "Caffe+PS: comm=ps comm.overlap=none; +WFBP/DWBP: comm=ps comm.overlap=backward; Poseidon: comm=hybrid" in text
+    )
     assert "None" not in text
 
 

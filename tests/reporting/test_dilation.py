@@ -117,6 +117,15 @@ def test_no_figure_mixes_dilations() -> None:
     assert {row["time_dilation"] for row in speedup.rows(section, [])} == {8.0}
     assert [(c.variant, c.dilation) for c in apart(section)] == [("ddp", 4.0)]
     words = " ".join(notes(section))
-    assert "f = 8, as most of its cells are" in words
+    assert "runs at f = 8: of the f that most of its cells have, the smallest" in words
     assert "ddp, 2 nodes (f = 4)" in words
     assert "at f = 8" in speedup.draw(section, []).texts[1].get_text()  # type: ignore[union-attr]
+
+
+def test_a_comparison_under_a_limit_says_so() -> None:
+    (section,) = of(*(asleep(dilation=f, seconds=1.0, cpu_bound=f == 1) for f in (1, 8, 16)))
+    (pair,) = pairs(section)
+    assert pair.bounds == ("CPU at f = 1",)
+    assert any("says little" in note for note in notes(section))
+    (section,) = of(*(asleep(dilation=f, seconds=1.0, cpu_bound=False) for f in (1, 8, 16)))
+    assert not any("says little" in note for note in notes(section))

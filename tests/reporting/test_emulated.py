@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.figure import Figure
 
 from poseidon.reporting.emulated import basis, link
 from poseidon.reporting.figures import speedup
@@ -47,6 +48,7 @@ def test_another_hardware_or_link_is_another_section(other: Fake) -> None:
         {"cluster.node_bandwidth.1": "10gbit"},
         {"hardware.description": "in other words"},
         {"hardware.sources.host_copy.source": "in other words"},
+        {"hardware.iterations.lenet.source": "in other words", "hardware.iterations.lenet.trust": "derived"},
         {"hardware.iterations.alexnet.seconds": "9"},  # another model's
         {"trainer.iterations": "99"},
         {"trainer.epochs": "9", "schedule.T_max": "9"},
@@ -101,7 +103,7 @@ def test_the_papers_names_of_the_ablation() -> None:
     )
     assert section.variants == [
         *("single", "ddp", "fsdp"),
-        *("Caffe+PS: ps (overlap=none)", "+WFBP/DWBP: ps"),
+        *("Caffe+PS: ps", "+WFBP/DWBP: ps"),
         "sfb",
         *("Poseidon: hybrid", "hybrid (overlap=none)", "hybrid (rule=time)"),
     ]
@@ -112,10 +114,22 @@ def test_real_runs_go_by_their_own_names() -> None:
     assert section.variants == ["ps (overlap=none)", "hybrid (overlap=backward)"]
 
 
-def legend(section: Section) -> list[str]:
+def drawn(section: Section) -> Figure:
     with style():
         figure = speedup.draw(section, [])
     assert figure is not None
+    return figure
+
+
+def marked(section: Section, marker: str, size: float) -> list[float]:
+    """Nodes of the points that have this mark, as far as points stand apart for the eye."""
+    lines = [line for line in drawn(section).axes[0].lines if len(line.get_xdata()) == 1]  # type: ignore[arg-type]
+    found = [line for line in lines if (line.get_marker(), line.get_markersize()) == (marker, size)]
+    return [round(float(line.get_xdata()[0])) for line in found]  # type: ignore[index]
+
+
+def legend(section: Section) -> list[str]:
+    figure = drawn(section)
     found = [*figure.legends, *(axes.get_legend() for axes in figure.axes)]
     return [text.get_text() for one in found if one for text in one.get_texts()]
 
@@ -131,6 +145,7 @@ def test_bounded_points_are_marked() -> None:
     table = [shown(row) for row in summary_rows([section])]
     assert [row["limit"] for row in table] == [DASH, DASH, "engine", "CPU, engine"]
     assert (table[2]["engine fills, Gbit/s"], table[2]["cores/node at f=1"]) == ("7.5", "1.25")
+    assert (marked(section, "x", 9), marked(section, "o", 14)) == ([8], [4, 8])
     words = " ".join(legend(section))
     assert "cpu_bound" in words
     assert "engine_bound" in words
