@@ -66,7 +66,12 @@ def _doubts(runs: Sequence[Run]) -> list[str]:
             "Some emulated runs had more ranks x threads than cores (°, drawn hollow). Accelerators that sleep need "
             "few: the column limit says whether the cores held a run up."
         )
-    if any("CPU" in run.bounds for run in runs):
+    if any("CPU" in run.bounds and not run.sleeps for run in runs):
+        found.append(
+            "Some runs that compute on emulated links were limited by this machine's cores (cpu_bound, drawn crossed): "
+            "nodes with cores of their own would be faster. Fewer nodes or more cores help."
+        )
+    if any("CPU" in run.bounds and run.sleeps for run in runs):
         found.append(
             "Some emulated runs were limited by this machine's cores (cpu_bound, drawn crossed): they show this "
             "machine, not the emulated cluster. Fewer nodes, more cores or a higher cluster.time_dilation help."

@@ -176,6 +176,14 @@ def test_warnings_tell_limits_and_what_oversubscribed_means_asleep() -> None:
     assert "their speeds say little" not in told
 
 
+def test_who_computes_is_not_told_to_be_dilated() -> None:
+    summary = {"degree": "emulated", "emulated_costs": ["network"], "cluster": "emulated", "time_dilation": 1.0}
+    told = " ".join(warnings(of(fake(cpu_bound=True, **summary))))
+    assert "cpu_bound" in told
+    assert "time_dilation" not in told
+    assert "time_dilation" in " ".join(warnings(of(asleep(cpu_bound=True))))
+
+
 def test_each_emulated_cost_says_what_it_rests_on() -> None:
     lines = dict(line.split(": ", 1) for line in basis([as_run(asleep())]))
     assert list(lines) == ["layers", "reconstruction", "optimizer step", "host_copy", "server_sum", "network"]
