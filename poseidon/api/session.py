@@ -248,6 +248,8 @@ class Session:
         if self.world_size == 1:
             return [value]
         self._gathers += 1
+        for engine in self._engines():
+            engine.buffers.pause()  # another rank may want them before it comes here
         check = {} if self._exchange is None else {"check": self._exchange.check_for}
         mine = [value, [[engine.round, engine.steps] for engine in self._engines()]]
         everyone = rendezvous.gather(self._store, self._job, self._gathers, mine, self.timeout, **check)
@@ -337,6 +339,7 @@ class Session:
         for engine in self._engines():
             engine.buffers.leave()
         for entry in self._models:
+            weigh(entry.model, None)
             if isinstance(entry.sync, Reference):
                 entry.sync.close()
             elif entry.sync is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -194,7 +195,7 @@ def test_training_passes_without_backward_count(reader: str, grad: bool) -> None
     assert len({digest for *_, digest in ranks}) == 1
 
 
-@pytest.mark.parametrize("then", ["train", "evaluate", "leave"])
+@pytest.mark.parametrize("then", ["train", "evaluate", "leave", "gather"])
 def test_a_rank_with_more_training_passes_than_rank_0_waits_for_none(then: str) -> None:
     torch.manual_seed(0)
     base = batchnorm()
@@ -206,11 +207,15 @@ def test_a_rank_with_more_training_passes_than_rank_0_waits_for_none(then: str) 
             model(rows(session.rank, step))
         if then == "evaluate" or session.rank == 1:
             evaluate(model)
+        if then == "gather":
+            session._store = store
+            session.barrier()
         if then == "train":
             go_on(session, model, optimizer, 2)
             model.state_dict()
         return model[1].running_mean.clone()
 
+    store = dist.HashStore()
     ranks = run_ranks(2, body, timeout=5)
     assert torch.equal(*ranks)
 
