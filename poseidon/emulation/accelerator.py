@@ -106,6 +106,12 @@ class Accelerator:
             timeline.ready()
             self._alarms.at(timeline.reserve(nbytes / rate * self._dilation), then)
 
+    def busy(self) -> dict[str, float]:
+        """Seconds of work so far, undilated: ``device``, ``host_copy`` (of the busier way) and ``server_sum``."""
+        with self._lock:
+            out, into, added = (self._host[which].busy / self._dilation for which in ("out", "in", "sum"))
+        return {"device": self._device.busy / self._dilation, "host_copy": max(out, into), "server_sum": added}
+
     # --- memory ------------------------------------------------------------------------------------------------
 
     def _reserve(self, numel: int, dtype: torch.dtype) -> None:

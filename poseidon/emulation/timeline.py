@@ -13,11 +13,16 @@ SHORTEST_SLEEP = 20e-6
 
 
 class Timeline:
-    """A queue of jobs on one piece of hardware. Times are seconds of ``time.monotonic()``; not thread-safe."""
+    """A queue of jobs on one piece of hardware. Times are seconds of ``time.monotonic()``; not thread-safe.
+
+    Attributes:
+        busy: seconds of all jobs so far.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._free = 0.0
+        self.busy = 0.0
 
     def ready(self) -> None:
         """What comes next cannot begin before now: it depends on something that has just happened."""
@@ -30,6 +35,7 @@ class Timeline:
         interpreter is), the hardware is not.
         """
         self._free += seconds
+        self.busy += seconds
         return self._free
 
 

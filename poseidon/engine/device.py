@@ -44,6 +44,9 @@ class Device(Protocol):
     ) -> torch.Tensor | None:
         """All ranks' contributions to the weight ``name`` as one dense gradient, [M, N]."""
 
+    def busy(self) -> dict[str, float]:
+        """Seconds of emulated work so far, undilated, by part; {} if nothing is emulated."""
+
 
 class Host:
     """The CPU itself: gradients are where they are sent from."""
@@ -66,3 +69,6 @@ class Host:
         self, name: str, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype
     ) -> torch.Tensor | None:
         return reconstruct(contributions, shape, dtype)
+
+    def busy(self) -> dict[str, float]:
+        return {}

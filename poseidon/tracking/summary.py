@@ -28,6 +28,7 @@ MEASURED = (
     "cpu_seconds_per_iteration_per_rank",
     "busiest_thread_seconds_per_iteration",
     "cpu_busy_share",
+    "emulated_busy_seconds",
     "cpu_bound",
     "engine_bound",
     "engine_limit_bits_per_second",

@@ -40,6 +40,7 @@ def collect(
         "thread": outcome.clock.busiest_thread_seconds_per_iteration,
         "stall_seconds": report["stall_seconds"] / outcome.clock.dilation if counted else None,
         "strangers": report["strangers"],
+        "busy": session.accelerator.busy(),
         "schemes": _dense_by_scheme(report),
         **{key: report[key] for key in _PER_RANK},
     }
@@ -62,6 +63,7 @@ def collect(
         "cpu_seconds_per_iteration_per_rank": [rank["cpu"] for rank in ranks],
         "busiest_thread_seconds_per_iteration": threads,
         "cpu_busy_share": outcome.clock.load.busy_share,
+        "emulated_busy_seconds": _busiest([rank["busy"] for rank in ranks], outcome.position.iteration),
         **limits(
             seconds["median"] if seconds else None,
             cpu,
@@ -101,6 +103,13 @@ def limits(
         "engine_limit_bits_per_second": 8 * sent / thread if thread and sent else None,
         "cores_per_node": cpu / seconds if seconds and cpu is not None else None,
     }
+
+
+def _busiest(nodes: list[dict[str, float]], iterations: int) -> dict[str, float] | None:
+    """Per iteration, of each emulated part where it has most to do; None without any."""
+    if not nodes[0] or not iterations:
+        return None
+    return {part: max(node[part] for node in nodes) / iterations for part in nodes[0]}
 
 
 _PER_RANK = ("bytes_sent_per_iteration", "bytes_dense_per_iteration", "bytes_planned_per_iteration")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from poseidon.api.replicas import compare_replicas
+from poseidon.engine.device import Host
 
 
 class World:
@@ -62,6 +63,7 @@ class FakeSession:
         self.world = world or World()
         self.rank, self.world_size, self.local_rank = rank, self.world.size, rank
         self.device = torch.device("cpu")
+        self.accelerator = Host()
         self.gathers = 0
         self.deferred = 0  # micro-batches within no_sync
         self.row_counts: list[int] = []

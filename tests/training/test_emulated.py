@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from poseidon.api import Session
+from poseidon.config.build import build
 from poseidon.config.compose import compose
 from poseidon.config.spec import Spec, to_plain
 from poseidon.tracking import summary as summaries
@@ -68,6 +69,23 @@ def test_times_are_told_undilated(tmp_path: Path) -> None:
     assert SECONDS <= result["iteration_seconds"]["median"] < 2 * SECONDS
     assert result["images_per_second"] == pytest.approx(ROWS / result["iteration_seconds"]["median"])
     assert SECONDS * 5 <= result["train_seconds"] < SECONDS * 10
+
+
+def test_the_record_says_how_long_each_part_works(tmp_path: Path) -> None:
+    """Undilated; no iteration can be shorter. By PS a node copies, and adds up, as many bytes as its gradients have."""
+    ps, hybrid = (
+        run(tmp_path, 2, f"comm={comm}", "cluster.time_dilation=2.0")[0]["emulated_busy_seconds"]
+        for comm in ("ps", "hybrid")
+    )
+    config = compose("train", EMULATED)
+    assert config.hardware is not None
+    model: Any = build(config.model, key="model")
+    nbytes = 4 * sum(p.numel() for p in model.parameters())
+    assert ps["device"] == pytest.approx(SECONDS)
+    assert ps["host_copy"] == pytest.approx(nbytes / (config.hardware.host_copy or 0))
+    assert ps["server_sum"] == pytest.approx(nbytes / (config.hardware.server_sum or 0), rel=0.1)  # shards are uneven
+    assert hybrid["device"] > SECONDS  # factors of two nodes to multiply
+    assert hybrid["host_copy"] < ps["host_copy"] / 5
 
 
 def test_a_batch_in_pieces_takes_no_longer(tmp_path: Path) -> None:
