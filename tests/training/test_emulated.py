@@ -82,7 +82,7 @@ def test_the_record_says_how_long_each_part_works(tmp_path: Path) -> None:
     model: Any = build(config.model, key="model")
     nbytes = 4 * sum(p.numel() for p in model.parameters())
     assert ps["device"] == pytest.approx(SECONDS)
-    assert ps["host_copy"] == pytest.approx(nbytes / (config.hardware.host_copy or 0))
+    assert ps["host_copy"] == pytest.approx(nbytes / (config.hardware.host_copy or 0), rel=1e-3)
     assert ps["server_sum"] == pytest.approx(nbytes / (config.hardware.server_sum or 0), rel=0.1)  # shards are uneven
     assert hybrid["device"] > SECONDS  # factors of two nodes to multiply
     assert hybrid["host_copy"] < ps["host_copy"] / 5
