@@ -65,6 +65,7 @@ class Part:
         names: what the papers' names of its curves mean.
         others: published figures that are not drawn, and why.
         seconds: its table beside published ones.
+        bounds: its table of what each emulated part has to do.
         dilation: its table of time dilation, with notes and the command that makes what these lack.
     """
 
@@ -85,6 +86,7 @@ class Part:
     names: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     seconds: list[dict[str, str]] = field(default_factory=list)
+    bounds: list[dict[str, str]] = field(default_factory=list)
     dilation: Dilation | None = None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from poseidon.reporting import dilation, emulated, seconds, tables
+from poseidon.reporting import bounds, dilation, emulated, seconds, tables
 from poseidon.reporting.advice import dilated_command
 from poseidon.reporting.page import Dilation, Part
 from poseidon.reporting.published import Curve, Published, on_links
@@ -20,6 +20,9 @@ def emulation(part: Part, section: Section, experiment: str, uri: str | None, fo
     part.names = emulated.papers_names(section.runs)
     if section.sleeps:
         part.baseline = f" Also the same emulated hardware, and the same time dilation, f = {section.dilation:g}."
+        work = bounds.rows(section)
+        _write(folder, f"{section.slug}-bounds", work)
+        part.bounds = [tables.shown_bounds(row) for row in work]
         rows = dilation.rows(dilation.pairs(section))
         _write(folder, f"{section.slug}-dilation", rows)
         shown = [tables.shown_dilation(row) for row in rows]

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from poseidon.reporting.bounds import PARTS
 from poseidon.reporting.emulated import hardware, link
 from poseidon.reporting.runs import COMPLETED, Run, Stat, stat
 from poseidon.reporting.sections import Configuration, Section
@@ -146,6 +147,18 @@ def shown_dilation(row: Mapping[str, Any]) -> dict[str, str]:
         "T(1) from A + B": text(difference, "{:+.1%}"),
         "within 5 %": DASH if within is None else "yes" if within else "no",
         "limit": row["limits"] or DASH,
+    }
+
+
+def shown_bounds(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row of :func:`poseidon.reporting.bounds.rows` as people read it; all in seconds."""
+    return {
+        "cell": str(row["curve"]),
+        "nodes": str(row["nodes"]),
+        "iteration": text(row["seconds"], "{:.3f}"),
+        **{word: text(row[f"{part}_seconds"], "{:.3f}") for part, word in PARTS.items()},
+        "busiest": PARTS[row["busiest"]],
+        "iteration/busiest": text(row["over_busiest"], "{:.3f}"),
     }
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from matplotlib.figure import Figure
 
-from poseidon.reporting.emulated import basis, link
+from poseidon.reporting.bounds import rows
+from poseidon.reporting.emulated import basis, link, link_seconds
 from poseidon.reporting.figures import speedup
 from poseidon.reporting.figures.canvas import style
 from poseidon.reporting.provenance import warnings
 from poseidon.reporting.sections import Section, sections
-from poseidon.reporting.tables import DASH, shown, summary_rows
+from poseidon.reporting.tables import DASH, shown, shown_bounds, summary_rows
 from tests.reporting.conftest import as_run
 from tests.reporting.fakes import Fake, asleep, fake
 
@@ -208,3 +211,33 @@ def test_measured_densities_are_said() -> None:
 
 
 DENSITY = {"layers.fc6.u": "0.25", "layers.fc6.v": "0.36", "trust": "measured", "source": "30 steps"}
+
+
+def test_an_iteration_stands_beside_what_each_part_has_to_do() -> None:
+    busy = {"device": 0.95, "host_copy": 0.1, "server_sum": 0.6}
+    alone = busy | {"host_copy": 0.0, "server_sum": 0.0}
+    (section,) = of(
+        asleep("single", seconds=0.925, emulated_busy_seconds=alone, bytes_sent_per_iteration=[0.0]),
+        asleep("ps", 2, seconds=2.0, emulated_busy_seconds=busy, bytes_sent_per_iteration=[1e9, 2e9]),
+        asleep("hybrid", 2, seconds=1.0, emulated_busy_seconds=busy, bytes_sent_per_iteration=[1e8, 1e8]),
+        asleep("hybrid", 4, seconds=1.0, emulated_busy_seconds=None),  # of an older version
+    )
+    single, ps, hybrid = rows(section)
+    assert (single["busiest"], single["over_busiest"]) == ("device", pytest.approx(0.925 / 0.95))
+    assert (ps["link_seconds"], ps["busiest"], ps["over_busiest"]) == (pytest.approx(1.6), "link", pytest.approx(1.25))
+    assert (hybrid["link_seconds"], hybrid["busiest"]) == (pytest.approx(0.08), "device")
+    assert shown_bounds(ps)["sums"] == "0.600"
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({"params": {"cluster.node_bandwidth.1": "1gbit"}}, 1.6),
+        ({"link": None}, None),
+        ({"bytes_sent_per_iteration": None}, None),
+        ({"bytes_sent_per_iteration": [4e8] * 4, "devices_per_node": 2}, 0.64),
+    ],
+)
+def test_the_link_that_takes_longest(changes: dict[str, Any], seconds: float | None) -> None:
+    run = as_run(asleep("ps", 2, **{"bytes_sent_per_iteration": [1e9, 2e8], **changes}))
+    assert link_seconds(run) == (None if seconds is None else pytest.approx(seconds))
