@@ -1,11 +1,8 @@
-"""``init()`` and :class:`Session`: what a user's own training script calls."""
+""":class:`Session`: what a user's own training script has in hand."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,7 +14,7 @@ from torch import nn
 from poseidon.api import rendezvous
 from poseidon.api.batchnorm import SyncBatchNorm, weigh
 from poseidon.api.ddp import DDP
-from poseidon.api.env import JobEnv, read_env
+from poseidon.api.env import JobEnv
 from poseidon.api.reference import Reference
 from poseidon.api.replicas import compare_replicas
 from poseidon.engine import Device as Accelerator
@@ -27,8 +24,6 @@ from poseidon.engine.steps import warn_of_strangers
 from poseidon.errors import PoseidonError, UserError
 from poseidon.planning import FactorSize
 from poseidon.transport import MAX_PAYLOAD, Endpoint, Owner
-
-log = logging.getLogger("poseidon")
 
 Comm = Literal["single", "ps", "sfb", "hybrid", "ddp", "fsdp"]
 COMMS = ("single", "ps", "sfb", "hybrid", "ddp", "fsdp")
@@ -123,10 +118,10 @@ class Session:
             UserError: a bad argument; ranks whose models differ (every rank names the same first difference).
         """
         self._check_open()
-        _one_of("comm", comm, COMMS)
-        _one_of("overlap", overlap, ("none", "backward"))
-        _one_of("rule", rule, ("paper",))
-        _one_of("rows", rows, ("leading", "equal"))
+        one_of("comm", comm, COMMS)
+        one_of("overlap", overlap, ("none", "backward"))
+        one_of("rule", rule, ("paper",))
+        one_of("rows", rows, ("leading", "equal"))
         if not 1024 <= kv_bytes <= MAX_PAYLOAD:
             raise UserError(f"kv_bytes={kv_bytes} must lie between 1024 and {MAX_PAYLOAD}")
         if merge_bytes < 0:
@@ -373,66 +368,6 @@ class Session:
             raise UserError("this session belongs to the process that this one was forked from")
 
 
-def init(
-    *,
-    timeout: float = 600.0,
-    encryption: Literal["curve", "none"] | None = None,
-    device: str | torch.device | None = None,
-) -> Session:
-    """Join the job that torchrun (or any launcher that sets its variables) started.
-
-    Joins torch's default process group if the script has not yet; gradients of our own schemes never use it.
-    Without those variables, or with a world of one, nothing is opened at all.
-
-    Args:
-        timeout: seconds a wait for a silent peer may last.
-        encryption: needed when ranks are on several hosts: ``"curve"`` encrypts everything, ``"none"`` sends
-            gradients in the clear.
-        device: this rank's device; default ``cuda:LOCAL_RANK`` where there is one, else ``cpu``.
-
-    Raises:
-        UserError: a bad environment or argument. PoseidonError: a rank did not appear; names it.
-    """
-    job = read_env()
-    if encryption is not None:
-        _one_of("encryption", encryption, ("curve", "none"))
-    if timeout <= 0:
-        raise UserError(f"timeout={timeout} must be positive seconds")
-    place = _device(device, job)
-    if job.world_size == 1:
-        return Session(job, place, timeout=timeout)
-    owns = not dist.is_initialized()
-    start = time.monotonic()
-    # First the socket, which refuses other hosts without `encryption`, then the wait for other ranks.
-    endpoint = rendezvous.mesh(job, encryption)
-    try:
-        store = rendezvous.join(job, place, timeout)
-    except BaseException:
-        endpoint.close(0)
-        raise
-    session = Session(job, place, store=store, endpoint=endpoint, timeout=timeout)
-    session._owns_process_group = owns
-    try:
-        rendezvous.connect(job, store, endpoint)
-    except BaseException:
-        session.close()
-        raise
-    log.debug("rank %d joined %d ranks in %.1f s", job.rank, job.world_size, time.monotonic() - start)
-    atexit.register(session.close)
-    return session
-
-
-def _device(device: str | torch.device | None, job: JobEnv) -> torch.device:
-    if device is not None:
-        place = torch.device(device)
-        if place.type == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"device={device}: torch sees no CUDA device here; take device=cpu")
-        return place
-    if torch.cuda.is_available():
-        return torch.device("cuda", job.local_rank % torch.cuda.device_count())
-    return torch.device("cpu")
-
-
 def _optimizers(given: object) -> list[torch.optim.Optimizer]:
     several: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
     for each in several:
@@ -441,6 +376,7 @@ def _optimizers(given: object) -> list[torch.optim.Optimizer]:
     return several
 
 
-def _one_of(name: str, value: object, accepted: tuple[str, ...]) -> None:
+def one_of(name: str, value: object, accepted: tuple[str, ...]) -> None:
+    """Raises UserError if `value` is none of those that are `accepted`."""
     if value not in accepted:
         raise UserError(f"{name}={value!r} is not one of {', '.join(accepted)}")

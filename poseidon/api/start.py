@@ -1,0 +1,78 @@
+"""``init()``: how a process becomes a rank of its job."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import time
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from poseidon.api import rendezvous
+from poseidon.api.env import JobEnv, read_env
+from poseidon.api.session import Session, one_of
+from poseidon.errors import UserError
+
+log = logging.getLogger("poseidon")
+
+
+def init(
+    *,
+    timeout: float = 600.0,
+    encryption: Literal["curve", "none"] | None = None,
+    device: str | torch.device | None = None,
+) -> Session:
+    """Join the job that torchrun (or any launcher that sets its variables) started.
+
+    Joins torch's default process group if the script has not yet; gradients of our own schemes never use it.
+    Without those variables, or with a world of one, nothing is opened at all.
+
+    Args:
+        timeout: seconds a wait for a silent peer may last.
+        encryption: needed when ranks are on several hosts: ``"curve"`` encrypts everything, ``"none"`` sends
+            gradients in the clear.
+        device: this rank's device; default ``cuda:LOCAL_RANK`` where there is one, else ``cpu``.
+
+    Raises:
+        UserError: a bad environment or argument. PoseidonError: a rank did not appear; names it.
+    """
+    job = read_env()
+    if encryption is not None:
+        one_of("encryption", encryption, ("curve", "none"))
+    if timeout <= 0:
+        raise UserError(f"timeout={timeout} must be positive seconds")
+    place = _device(device, job)
+    if job.world_size == 1:
+        return Session(job, place, timeout=timeout)
+    owns = not dist.is_initialized()
+    start = time.monotonic()
+    # First the socket, which refuses other hosts without `encryption`, then the wait for other ranks.
+    endpoint = rendezvous.mesh(job, encryption)
+    try:
+        store = rendezvous.join(job, place, timeout)
+    except BaseException:
+        endpoint.close(0)
+        raise
+    session = Session(job, place, store=store, endpoint=endpoint, timeout=timeout)
+    session._owns_process_group = owns
+    try:
+        rendezvous.connect(job, store, endpoint)
+    except BaseException:
+        session.close()
+        raise
+    log.debug("rank %d joined %d ranks in %.1f s", job.rank, job.world_size, time.monotonic() - start)
+    atexit.register(session.close)
+    return session
+
+
+def _device(device: str | torch.device | None, job: JobEnv) -> torch.device:
+    if device is not None:
+        place = torch.device(device)
+        if place.type == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"device={device}: torch sees no CUDA device here; take device=cpu")
+        return place
+    if torch.cuda.is_available():
+        return torch.device("cuda", job.local_rank % torch.cuda.device_count())
+    return torch.device("cpu")
