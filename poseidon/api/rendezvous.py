@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
@@ -121,18 +122,18 @@ def get(store: Any, key: str, rank: int, what: str, timeout: float, check: Check
     warn = start + WARN_SECONDS
     while True:
         try:
-            store.wait([key], _POLL)
-            return str(store.get(key), "utf-8")
-        except dist.DistStoreError as error:
-            check(rank, what.removeprefix("its "), lambda: bool(store.check([key])))
-            now = time.monotonic()
-            if now > start + timeout:
-                raise PoseidonError(f"rank {rank} has not given {what} within {timeout:.0f} s") from error
-            if now > warn:
-                log.warning("has waited %.0f s for rank %d: %s", now - start, rank, what)
-                warn = now + WARN_SECONDS
+            with contextlib.suppress(dist.DistStoreError):  # not there yet
+                store.wait([key], _POLL)
+                return str(store.get(key), "utf-8")
         except dist.DistNetworkError as error:
             raise PoseidonError(f"the job's store is gone while waiting for rank {rank}: {what}") from error
+        check(rank, what.removeprefix("its "), lambda: bool(store.check([key])))
+        now = time.monotonic()
+        if now > start + timeout:
+            raise PoseidonError(f"rank {rank} has not given {what} within {timeout:.0f} s")
+        if now > warn:
+            log.warning("has waited %.0f s for rank %d: %s", now - start, rank, what)
+            warn = now + WARN_SECONDS
 
 
 def _address_towards(host: str) -> str:

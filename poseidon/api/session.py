@@ -26,6 +26,7 @@ from poseidon.planning import FactorSize
 from poseidon.transport import MAX_PAYLOAD, Endpoint, Owner
 
 Comm = Literal["single", "ps", "sfb", "hybrid", "ddp", "fsdp"]
+_WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.")
 COMMS = ("single", "ps", "sfb", "hybrid", "ddp", "fsdp")
 
 
@@ -130,6 +131,7 @@ class Session:
             raise UserError(f"comm='single' is one process without an engine, but this job has {self.world_size} ranks")
         if any(entry.model is model for entry in self._models):
             raise UserError("this model is distributed already: call session.undistribute(model) first")
+        _refuse_wrapped(model)
         optimizers = _optimizers(optimizer)
         index = self._distributed_so_far
         self._distributed_so_far += 1
@@ -259,8 +261,8 @@ class Session:
                 if engine.waiting and closed <= engine.round:
                     return (
                         f"is in session.gather() (a barrier, an evaluation ...) after {steps} optimizer steps, rank "
-                        f"{self.rank} has made {engine.steps}: every rank must make the same number of backward passes "
-                        f"and steps (or leave by session.join())"
+                        f"{self.rank} is at step {engine.steps + 1}: every rank must make the same number of backward "
+                        f"passes and steps (or leave by session.join())"
                     )
         return None
 
@@ -278,7 +280,7 @@ class Session:
                 if entry.model is model and isinstance(entry.sync, Reference):
                     entry.sync.sync_buffers(model)  # DDP would do so before the next forward pass
                     stack.enter_context(entry.sync.whole())
-            compare_replicas(self.gather, model)
+            compare_replicas(self.gather, model, distributed=any(entry.model is model for entry in self._models))
 
     # --- figures -----------------------------------------------------------------------------------------------
 
@@ -366,6 +368,17 @@ class Session:
             raise UserError("this session is closed")
         if not self._owner.here():
             raise UserError("this session belongs to the process that this one was forked from")
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    """PyTorch's own wrappers average, too, and hide what the engine looks for."""
+    for name, module in model.named_modules():
+        for base in type(module).__mro__:
+            if base.__module__.startswith(_WRAPPERS):
+                raise UserError(
+                    f"{f'layer {name}' if name else 'the model'} is made data-parallel by PyTorch's {base.__name__} "
+                    "already: give distribute() the plain model (of a wrapper: wrapper.module)"
+                )
 
 
 def _optimizers(given: object) -> list[torch.optim.Optimizer]:

@@ -199,9 +199,9 @@ class StepRows:
             self._once("%s; %s", f"rank {rank}: {self.doubt}", _REMEDY)
         if rank == 0 and len(set(rows.values())) > 1:
             self._once(
-                "ranks had different numbers of rows (%s): their gradients are weighted with them. Rows are read off "
-                "the first tensor given to the model, which is wrong for sequence-first input, for means over unpadded "
-                "tokens and for sums: %s",
+                "ranks have different numbers of rows (%s), and their gradients are weighted with them. That is right "
+                "if the loss is a mean over the rows of the first tensor given to the model; if not (sequence-first "
+                "input, means over unpadded tokens, sums): %s",
                 ", ".join(f"rank {r}: {rows[r]}" for r in sorted(rows)),
                 _REMEDY,
             )

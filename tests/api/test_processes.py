@@ -177,4 +177,4 @@ def test_the_example_under_torchrun() -> None:
     assert len(accuracies) == 4
     assert len(set(accuracies)) == 1
     assert accuracies[0] > 0.94
-    assert "ranks had different numbers of rows" not in done.stderr
+    assert "ranks have different numbers of rows" not in done.stderr

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.api import Session
 from poseidon.errors import UserError
@@ -207,6 +210,26 @@ def test_distributed_twice_at_once_is_refused() -> None:
         session.distribute(model, sgd(model))
         with pytest.raises(UserError, match="distributed already"):
             session.distribute(model, sgd(model))
+
+    run_ranks(2, body)
+
+
+@pytest.fixture
+def alone_in_a_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+@pytest.mark.parametrize("wrap", [nn.DataParallel, DistributedDataParallel, fully_shard])
+def test_a_model_that_pytorch_has_made_data_parallel_is_refused(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    wrapped = nn.ModuleList([nn.Linear(2, 2), wrap(copy.deepcopy(ENCODER))])
+
+    def body(session: Session) -> None:
+        for model, where in ((wrapped, "layer 1 is"), (wrapped[1], "the model is")):
+            with pytest.raises(UserError, match=f"{where} made data-parallel by PyTorch's .*wrapper.module"):
+                session.distribute(model, sgd(model))
 
     run_ranks(2, body)
 
