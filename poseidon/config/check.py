@@ -21,6 +21,7 @@ from poseidon.config.schema import (
     TrainConfig,
     ValidateConfig,
 )
+from poseidon.config.shares import cut
 from poseidon.config.targets import check_target
 from poseidon.config.units import parse_rate, parse_seconds
 from poseidon.errors import UserError
@@ -56,6 +57,7 @@ def check_train(config: TrainConfig) -> None:
     """Raises UserError in one line if the config cannot run; imports no torch and none of the targets."""
     _check_ranges(config)
     check_cluster(config.cluster)
+    _check_shares(config)
     _check_contradictions(config)
     _check_dataset(config.dataset)
     if config.hardware is not None:
@@ -101,6 +103,23 @@ def _check_ranges(config: TrainConfig) -> None:
         raise UserError(
             f"trainer.target_accuracy={target}: is a fraction, at most 1; for {target:g} % write {target / 100:g}"
         )
+
+
+def _check_shares(config: TrainConfig) -> None:
+    shares, nodes = config.cluster.batch_shares, config.cluster.nodes
+    if shares is None:
+        return
+    if len(shares) != nodes or not all(0 < share < math.inf for share in shares):
+        raise UserError(
+            f"cluster.batch_shares={shares}: must be a positive number for each of the {nodes} nodes (cluster.nodes)"
+        )
+    rows = nodes * config.trainer.batch_size
+    for node in range(nodes):
+        if not cut(rows, node, shares):
+            raise UserError(
+                f"cluster.batch_shares={shares}: leaves node {node} no row of the global batch of {rows} "
+                f"(cluster.nodes x trainer.batch_size)"
+            )
 
 
 def check_cluster(cluster: ClusterConfig) -> None:

@@ -135,6 +135,7 @@ class ClusterConfig:
     name: ClusterKind = ClusterKind.local
     nodes: int = 2
     threads: int = 1  # BLAS/OpenMP threads per rank
+    batch_shares: list[float] | None = None  # of the global batch, per node, relative; null: all the same
     # Of cluster=emulated only:
     bandwidth: str | None = None  # of each node's link, each way: "1gbit"; null: unshaped
     node_bandwidth: dict[Any, str] = field(default_factory=dict)  # of some nodes' links, by number, instead

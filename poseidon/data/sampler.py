@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch.utils.data import Sampler
 
+from poseidon.config.shares import cut
 from poseidon.errors import UserError
 
 
@@ -17,21 +19,14 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def share(rows: int, part: int, parts: int) -> range:
-    """Part's contiguous share of ``range(rows)``; sizes differ by at most one.
-
-    Rounds up, so that part 0 has rows whenever anybody has: batch-norm statistics are rank 0's.
-    """
-    return range(-(-rows * part // parts), -(-rows * (part + 1) // parts))
-
-
 class GlobalBatchSampler(Sampler[list[int]]):
     """Batch sampler of one rank. Yields one list of row indices per step, possibly an empty one.
 
     An epoch cuts the data, in an order that depends on ``seed`` and the epoch only, into global batches of
     ``world_size * batch_size`` rows, and each of those by rank; the last, partial one too. So all ranks make
     the same number of steps, every row is seen exactly once per epoch, and one process with
-    ``batch_size = world_size * K`` sees the global batches of ``world_size`` processes with K.
+    ``batch_size = world_size * K`` sees the global batches of ``world_size`` processes with K. With ``shares``,
+    relative numbers, ranks that are slower may have fewer rows of each.
 
         sampler = GlobalBatchSampler(len(data), 32, rank=session.rank, world_size=session.world_size)
         for epoch in range(5):
@@ -42,7 +37,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
     PyTorch's default collate function cannot make a batch of an empty list: hand the loader one that can.
 
     Raises:
-        UserError: no rows, or a batch size or rank out of range.
+        UserError: no rows, or a batch size, rank or share out of range.
     """
 
     def __init__(
@@ -54,6 +49,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         world_size: int = 1,
         seed: int = 0,
         shuffle: bool = True,
+        shares: Sequence[float] | None = None,
     ) -> None:
         if size < 1:
             raise UserError("the training set has no rows")
@@ -61,10 +57,13 @@ class GlobalBatchSampler(Sampler[list[int]]):
             raise UserError(f"batch_size is {batch_size}, must be at least 1")
         if not 0 <= rank < world_size:
             raise UserError(f"rank is {rank}, must be in 0..{world_size - 1}")
+        shares = [1] * world_size if shares is None else shares
+        if len(shares) != world_size or not all(0 <= share < math.inf for share in shares) or not any(shares):
+            raise UserError(f"shares is {shares}, must be a number for each of the {world_size} ranks")
         self.size = size
         self.global_batch = world_size * batch_size
         self.rank = rank
-        self.world_size = world_size
+        self.shares = shares
         self.seed = seed
         self.shuffle = shuffle
         self.epoch = 0
@@ -91,4 +90,4 @@ class GlobalBatchSampler(Sampler[list[int]]):
         order = self.order()
         for first in range(self.start_row, self.size, self.global_batch):
             batch = order[first : first + self.global_batch]
-            yield [batch[i] for i in share(len(batch), self.rank, self.world_size)]
+            yield [batch[i] for i in cut(len(batch), self.rank, self.shares)]

@@ -22,7 +22,7 @@ from poseidon.errors import UserError
 from poseidon.planning import FactorSize
 from poseidon.tracking.summary import part_name
 from poseidon.training.loader import rows_of
-from poseidon.training.loop import rows_per_step
+from poseidon.training.loop import rows_of_rank, rows_per_step
 from poseidon.training.parts import Parts
 from poseidon.training.plan import as_trained, inputs_of_one_node
 from poseidon.transport import inproc_mesh
@@ -61,11 +61,10 @@ def emulated_parts(config: TrainConfig, session: Session) -> Parts:
     """
     profile = config.hardware
     assert profile is not None
-    rows = rows_per_step(config)
-    inputs = inputs_of_one_node(config, "meta", rows)
+    rows = rows_of_rank(config, session.rank)
     model = _on_meta(config)
     trial = copy.deepcopy(model)
-    whole_times, step = _times(config, trial, inputs, rows)
+    whole_times, step = _times(config, trial, inputs_of_one_node(config, "meta", rows), rows)
     pieces = config.trainer.accumulate  # of a batch, each with passes of its own
     times = [replace(t, forward=t.forward / pieces, backward=t.backward / pieces) for t in whole_times]
     if config.comm.name is Comm.fsdp:
@@ -76,7 +75,7 @@ def emulated_parts(config: TrainConfig, session: Session) -> Parts:
     density = profile.density.get(part_name(config.model) or "")
     emulate(model, times, accelerator, density.layers if density else None)
     size = _size(config)
-    whole = rows * session.world_size
+    whole = rows_per_step(config) * session.world_size
     data = Rows(max(1, size // whole) * whole)
     return Parts(
         model=model,
@@ -88,7 +87,7 @@ def emulated_parts(config: TrainConfig, session: Session) -> Parts:
         train_size=len(data),
         eval_size=len(data),
         has_values=False,
-        sizes=_sizes(config, trial, inputs),
+        sizes=_sizes(config, trial),
     )
 
 
@@ -124,11 +123,12 @@ def _on_meta(config: TrainConfig) -> nn.Module:
     return model.train().to("meta")
 
 
-def _sizes(config: TrainConfig, trial: nn.Module, inputs: Any) -> dict[str, FactorSize] | None:
+def _sizes(config: TrainConfig, trial: nn.Module) -> dict[str, FactorSize] | None:
     """What iteration 0 would tell of factors: a whole iteration by PS takes long on a slow link."""
     if config.comm.name in _WITHOUT_ENGINE:
         return None
     infos = trainable(trial)[1]
+    inputs = inputs_of_one_node(config, "meta", rows_per_step(config))
     return as_trained(config, infos, observe(trial, lambda: trial(inputs)))
 
 

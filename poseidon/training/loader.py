@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from poseidon import data
-from poseidon.data.sampler import GlobalBatchSampler, derive_seed, share
+from poseidon.config.shares import cut
+from poseidon.data.sampler import GlobalBatchSampler, derive_seed
 from poseidon.errors import UserError
 
 
@@ -25,8 +26,8 @@ class Batch:
 
 def collate(samples: Sequence[Any], parts: int) -> list[Batch]:
     """Samples of one step as at most ``parts`` micro-batches, none of them empty; [] without samples."""
-    cuts = (share(len(samples), part, parts) for part in range(parts))
-    return [Batch(len(cut), data.collate(samples[cut.start : cut.stop])) for cut in cuts if cut]
+    pieces = (cut(len(samples), part, [1] * parts) for part in range(parts))
+    return [Batch(len(piece), data.collate(samples[piece.start : piece.stop])) for piece in pieces if piece]
 
 
 def to_device(data: Any, device: torch.device) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from poseidon.config.schema import Comm, TrainConfig
+from poseidon.config.shares import cut
 from poseidon.data.sampler import GlobalBatchSampler
 from poseidon.errors import UserError
 from poseidon.training import checkpoint
@@ -51,8 +52,19 @@ class Outputs:
     config: dict[str, Any] = field(default_factory=dict)  # kept in checkpoints
 
 
+def rows_of_rank(config: TrainConfig, rank: int) -> int:
+    """Rows of one rank in a full step."""
+    rows, shares = rows_per_step(config), shares_of(config)
+    return rows if shares is None else len(cut(rows * len(shares), rank, shares))
+
+
+def shares_of(config: TrainConfig) -> list[float] | None:
+    """Of the global batch, by rank; None: all the same."""
+    return None if config.comm.name is Comm.single else config.cluster.batch_shares
+
+
 def rows_per_step(config: TrainConfig) -> int:
-    """Rows of this rank in a full step."""
+    """Rows of a rank in a full step, on average."""
     trainer = config.trainer
     if config.comm.name is Comm.single and trainer.global_batch is not None:
         return trainer.global_batch
@@ -86,6 +98,7 @@ class Trainer:
                 rank=session.rank,
                 world_size=session.world_size,
                 seed=config.seed,
+                shares=shares_of(config),
             ),
             device=session.device,
             micro_batches=trainer.accumulate,

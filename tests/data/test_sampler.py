@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poseidon.data.sampler import GlobalBatchSampler, share
+from poseidon.config.shares import cut
+from poseidon.data.sampler import GlobalBatchSampler
 from poseidon.errors import UserError
 
 sizes = st.integers(1, 200)
@@ -38,11 +39,27 @@ def test_one_process_with_the_global_batch_sees_the_same_global_batches(size, ba
 
 @given(rows=st.integers(0, 100), parts=ranks)
 def test_shares_are_even_and_the_first_has_rows_if_any_has(rows, parts):
-    shares = [share(rows, part, parts) for part in range(parts)]
+    shares = [cut(rows, part, [1] * parts) for part in range(parts)]
     assert [row for part in shares for row in part] == list(range(rows))
     lengths = [len(part) for part in shares]
     assert max(lengths) - min(lengths) <= 1
     assert lengths[0] == max(lengths)
+
+
+@given(rows=st.integers(0, 100), shares=st.lists(st.floats(0.1, 10), min_size=1, max_size=6))
+def test_pieces_are_as_large_as_their_shares_within_a_row(rows, shares):
+    pieces = [cut(rows, part, shares) for part in range(len(shares))]
+    assert [row for piece in pieces for row in piece] == list(range(rows))
+    for piece, share in zip(pieces, shares, strict=True):
+        assert abs(len(piece) - rows * share / sum(shares)) < 1 + 1e-9
+    assert not rows or pieces[0]
+
+
+def test_ranks_with_unequal_shares_see_one_process_s_global_batches():
+    single = list(GlobalBatchSampler(103, 12, seed=3))
+    own = [list(sampler) for sampler in ranks_of(103, 4, 3, seed=3, shares=[1, 3, 2])]
+    assert [len(rows[0]) for rows in own] == [2, 6, 4]
+    assert single == [[row for part in parts for row in part] for parts in zip(*own, strict=True)]
 
 
 def test_order_depends_on_seed_and_epoch():

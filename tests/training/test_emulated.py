@@ -88,6 +88,15 @@ def test_the_record_says_how_long_each_part_works(tmp_path: Path) -> None:
     assert hybrid["host_copy"] < ps["host_copy"] / 5
 
 
+def test_who_has_more_rows_takes_longer(tmp_path: Path) -> None:
+    """A profile's time is of `batch_size` rows, the mean of the nodes; each node copies factors of its own rows."""
+    result = run(tmp_path, 2, "comm=sfb", "cluster.batch_shares=[1,3]")[0]
+    assert result["emulated_busy_seconds"]["device"] > 1.5 * SECONDS
+    assert result["images_per_second"] == pytest.approx(2 * ROWS / result["iteration_seconds"]["median"])
+    first, second = result["bytes_dense_per_iteration"]
+    assert second - first == pytest.approx((12 - 4) * 4 * (800 + 500 + 500 + 10), rel=0.01)  # of two linear layers
+
+
 def test_a_batch_in_pieces_takes_no_longer(tmp_path: Path) -> None:
     result = run(tmp_path, 1, "comm=single", "trainer.accumulate=4")[0]
     assert SECONDS <= result["iteration_seconds"]["median"] < 1.5 * SECONDS

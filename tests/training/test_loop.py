@@ -56,6 +56,24 @@ def test_ranks_together_do_what_one_process_does_with_the_global_batch(make_part
 
 
 @pytest.mark.parametrize("comm", [Comm.hybrid, Comm.ddp])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_nodes_with_unequal_shares_do_what_one_process_does(make_parts, comm, accumulate):
+    config = make_config(comm, epochs=2, batch_size=16, accumulate=accumulate)
+    config.cluster.nodes, config.cluster.batch_shares = 3, [1.0, 3.0, 2.0]
+    _, expected = train(FakeSession(), make_parts(993), make_config(Comm.single, epochs=2, global_batch=48))
+    world = World(3, plain_mean=comm is Comm.ddp)
+    sessions = []
+
+    def body(session):
+        sessions.append(session)
+        return train(session, make_parts(993), config)
+
+    for _, found in world.run(body):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert {session.rank: session.row_counts[0] for session in sessions} == {0: 8, 1: 24, 2: 16}
+
+
+@pytest.mark.parametrize("comm", [Comm.hybrid, Comm.ddp])
 def test_ranks_without_rows_clip_and_step_like_the_others(make_parts, comm):
     # 49 rows in batches of 16 on three ranks: the second and last step has one row, on rank 0.
     config = make_config(comm, epochs=3, batch_size=16, clip_norm=0.05)
