@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -25,9 +25,9 @@ from poseidon.errors import PoseidonError, UserError
 from poseidon.planning import FactorSize
 from poseidon.transport import MAX_PAYLOAD, Endpoint, Owner
 
-Comm = Literal["single", "ps", "sfb", "hybrid", "ddp", "fsdp"]
+Comm = Literal["single", "ps", "sfb", "hybrid", "project_adam", "ddp", "fsdp"]
 _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.")
-COMMS = ("single", "ps", "sfb", "hybrid", "ddp", "fsdp")
+COMMS = get_args(Comm)
 
 
 @dataclass
@@ -99,8 +99,9 @@ class Session:
 
         Args:
             comm: ``hybrid``: per layer, whichever moves fewer floats of ``ps`` (sharded parameter server) and
-                ``sfb`` (sufficient factors; Linear layers only); ``ddp``: PyTorch's own; ``fsdp``: PyTorch's too,
-                parameters and optimizer sharded; ``single``: world size 1.
+                ``sfb`` (sufficient factors; Linear layers only); ``project_adam``: a baseline of the papers, a Linear
+                layer's factors to its owner, the whole matrix back to all; ``ddp``: PyTorch's own; ``fsdp``: PyTorch's
+                too, parameters and optimizer sharded; ``single``: world size 1.
             overlap: ``backward``: a layer's gradient leaves while the layers below still compute; ``none``: all
                 communication after the backward pass.
             rule: how hybrid chooses (``paper``: P17, algorithm 1), from the rows that iteration 0 really had.
@@ -208,7 +209,7 @@ class Session:
         for entry in self._models:
             if isinstance(entry.sync, Reference):
                 raise UserError(
-                    f"session.join() is for ps, sfb and hybrid; a model of this session goes by comm={entry.comm!r}"
+                    f"session.join() is not for PyTorch's own; a model of this session goes by comm={entry.comm!r}"
                 )
         if any(isinstance(m, SyncBatchNorm) for entry in self._models for m in entry.model.modules()):
             raise UserError(

@@ -83,6 +83,11 @@ class Accelerator:
         self.compute(self._row_product.get(name, 0.0) * sum(c.k for c in contributions))
         return self.tensor(shape, dtype)
 
+    def multiplied(
+        self, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        return self.tensor(shape, dtype)
+
     # --- copy engines and the host -----------------------------------------------------------------------------
 
     def to_host(self, nbytes: int, then: Then) -> None:

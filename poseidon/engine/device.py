@@ -10,7 +10,8 @@ from typing import Protocol
 
 import torch
 
-from poseidon.schemes import Contribution, reconstruct
+from poseidon import schemes
+from poseidon.schemes import Contribution
 
 Then = Callable[[], None]
 
@@ -44,6 +45,11 @@ class Device(Protocol):
     ) -> torch.Tensor | None:
         """All ranks' contributions to the weight ``name`` as one dense gradient, [M, N]."""
 
+    def multiplied(
+        self, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """The same, as a server's host makes it, which takes ``summed``'s time. Called in the endpoint's thread."""
+
     def busy(self) -> dict[str, float]:
         """Seconds of emulated work so far, undilated, by part; {} if nothing is emulated."""
 
@@ -68,7 +74,12 @@ class Host:
     def reconstruct(
         self, name: str, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype
     ) -> torch.Tensor | None:
-        return reconstruct(contributions, shape, dtype)
+        return schemes.reconstruct(contributions, shape, dtype)
+
+    def multiplied(
+        self, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        return schemes.reconstruct(contributions, shape, dtype)
 
     def busy(self) -> dict[str, float]:
         return {}

@@ -51,7 +51,7 @@ log = logging.getLogger("poseidon")
 class Options:
     """How one model is made data-parallel; equal on all ranks."""
 
-    comm: str = "hybrid"  # ps | sfb | hybrid
+    comm: str = "hybrid"  # ps | sfb | hybrid | project_adam
     overlap: str = "backward"  # none | backward
     rows: str = "leading"  # leading | equal
     kv_bytes: int = 2 * 1024 * 1024

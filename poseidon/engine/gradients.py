@@ -54,7 +54,7 @@ class Gradients:
         size = FactorSize(sum(u.shape[0] for u, _ in record.factors), record.factors[0][0].itemsize)
         # zero_grad(set_to_none=False) leaves zeros: nothing that the factors do not say.
         pure = p.grad is None or not bool(p.grad.any())
-        if pure and self._scheme(index) == "sfb":
+        if pure and self._scheme(index) in ("sfb", "adam"):
             return size
         part = record.spend(None)
         assert part is not None

@@ -155,7 +155,9 @@ def check_distributable(model: nn.Module) -> None:
     """
     for name, p in model.named_parameters():
         if p.device.type != "cpu":
-            raise UserError(f"parameter {name} is on {p.device}: ps, sfb and hybrid need the CPU; use comm='ddp'")
+            raise UserError(
+                f"parameter {name} is on {p.device}: all comms but PyTorch's own need the CPU; use comm='ddp'"
+            )
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise UserError(
                 f"parameter {name} has no shape yet (a lazy module): run one forward pass before distribute()"

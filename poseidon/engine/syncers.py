@@ -53,6 +53,7 @@ class Syncers:
                     piece_bytes,
                     self._send,
                     self._finished,
+                    device.multiplied,
                     self._summed,
                 ),
             )

@@ -114,6 +114,9 @@ class Book:
         if unit.scheme != "ps":
             param = self.params[unit.params[0]]
             k, itemsize = factors[param.name]
+            if unit.scheme == "adam":
+                mine = unit.pairs[0].server == rank
+                return others * unit.nbytes if mine else k * sum(param.shape) * itemsize
             return others * k * (param.row_bytes if unit.scheme == "rows" else sum(param.shape) * itemsize)
         own = sum(pair.length for pair in unit.pairs if pair.server == rank)
         return (unit.numel - own + others * own) * unit.itemsize
@@ -142,7 +145,11 @@ def build_book(
         scheme: Scheme = chosen.get(first.name, "ps") if len(members) == 1 else "ps"
         merged = len(members) > 1
         numel = sum(params[i].numel for i in members) + (len(members) if merged else 0)
-        pairs = _cut(numel, first.itemsize, load, kv_bytes, merge_bytes) if scheme == "ps" else ()
+        pairs: tuple[KVPair, ...] = ()
+        if scheme == "ps":
+            pairs = _cut(numel, first.itemsize, load, kv_bytes, merge_bytes)
+        elif scheme == "adam":
+            pairs = (_whole(numel, first.itemsize, load),)
         shape = first.shape if scheme != "ps" else ()
         units.append(Unit(index, tuple(members), scheme, merged, numel, first.itemsize, pairs, shape))
         for i in members:
@@ -180,6 +187,13 @@ def _group(params: Sequence[Param], merge_bytes: int, schemes: Mapping[str, Sche
     for dtype in list(open_units):
         close(dtype)
     return groups
+
+
+def _whole(numel: int, itemsize: int, load: list[int]) -> KVPair:
+    """Of a tensor that has one owner: the least loaded shard; `load` is updated."""
+    server = min(range(len(load)), key=lambda rank: (load[rank], rank))
+    load[server] += numel * itemsize
+    return KVPair(0, 0, numel, server)
 
 
 def _cut(numel: int, itemsize: int, load: list[int], kv_bytes: int, merge_bytes: int) -> tuple[KVPair, ...]:

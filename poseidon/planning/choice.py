@@ -18,6 +18,9 @@ from poseidon.planning.cost import (
     sfb_floats,
 )
 
+#: What every linear layer goes by under a comm that does not choose.
+_ALL: dict[str, Scheme] = {"sfb": "sfb", "project_adam": "adam"}
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -38,7 +41,7 @@ def decide(comm: str, params: Sequence[Param], seen_by_rank: Sequence[Mapping[st
     An embedding goes as rows where that moves fewer floats, whatever the comm.
 
     Args:
-        comm: ``ps``, ``sfb`` or ``hybrid`` (the papers' rule).
+        comm: ``ps``, ``sfb``, ``hybrid`` (the papers' rule) or ``project_adam``.
         seen_by_rank: per rank, the factors of each weight whose gradient was, on that rank in iteration 0,
             purely their product. A weight missing on any rank (also used elsewhere, accumulated, unused) has
             no factors to send there and goes by PS. An embedding that was not used has 0 rows.
@@ -68,7 +71,7 @@ def _choose(comm: str, param: Param, k: int, world_size: int) -> Scheme:
         return best_of_embedding(m, n, k, world_size, world_size)
     if comm == "hybrid":
         return best_scheme(m, n, k, world_size, world_size)
-    return "sfb" if comm == "sfb" else "ps"
+    return _ALL.get(comm, "ps")
 
 
 def describe(book: Book, factors: Mapping[str, FactorSize], rank: int) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-Scheme = Literal["ps", "sfb", "rows"]
+Scheme = Literal["ps", "sfb", "rows", "adam"]
 
 
 def ps_floats(m: int, n: int, workers: int, servers: int) -> float:

@@ -87,7 +87,9 @@ def totals(rows: Sequence[LayerRow], nodes: int) -> dict[str, float]:
     """
     result = {way: sum(_or_ps(row, way) for row in rows) for way in WAYS if way != "adam"}
     result["adam"] = _adam(rows, nodes)
-    result["chosen"] = sum(_or_ps(row, row.scheme) for row in rows)
+    result["chosen"] = (
+        result["adam"] if any(row.scheme == "adam" for row in rows) else sum(_or_ps(row, row.scheme) for row in rows)
+    )
     return result
 
 

@@ -1,6 +1,7 @@
-"""How one layer's gradient is made global: ps, sfb, rows."""
+"""How one layer's gradient is made global: ps, sfb, rows, adam."""
 
 from poseidon.planning import Unit
+from poseidon.schemes.adam import Adam
 from poseidon.schemes.average import accumulator_dtype
 from poseidon.schemes.base import Context, Contribution, Scheme, Touched
 from poseidon.schemes.memory import raw, storage_order
@@ -11,6 +12,7 @@ from poseidon.schemes.sfb import SFB, reconstruct
 __all__ = [
     "PS",
     "SFB",
+    "Adam",
     "Context",
     "Contribution",
     "Rows",
@@ -27,5 +29,5 @@ __all__ = [
 
 
 def make_scheme(unit: Unit, context: Context) -> Scheme:
-    kinds: dict[str, type[PS | SFB | Rows]] = {"ps": PS, "sfb": SFB, "rows": Rows}
+    kinds: dict[str, type[PS | SFB | Rows]] = {"ps": PS, "sfb": SFB, "rows": Rows, "adam": Adam}
     return kinds[unit.scheme](unit, context)

@@ -6,7 +6,7 @@ any order, and calls ``context.done(unit, result)`` once per round.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -69,6 +69,7 @@ class Context:
         send: (peer, header, payload bytes): queue a message and count it.
         done: (unit index, result): the global gradient's parts are complete.
         summed: (bytes, call): `call` once this rank's host, as a server, may have added so many bytes.
+        multiplied: (contributions, shape, dtype): the averaged gradient that this rank's host makes of them.
         piece_bytes: largest payload of one message.
     """
 
@@ -80,6 +81,7 @@ class Context:
     piece_bytes: int
     send: Callable[[int, Header, Any], None]
     done: Callable[[int, Any], None]
+    multiplied: Callable[[Sequence[Contribution], torch.Size, torch.dtype], torch.Tensor | None]
     summed: Callable[[int, Callable[[], None]], None] = lambda nbytes, call: call()
 
 

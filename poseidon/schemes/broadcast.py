@@ -6,6 +6,7 @@ a message says whether it carries what the scheme is made for, a dense gradient,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -74,26 +75,34 @@ class Broadcast:
             rows=contribution.rows,
             k=message.k,
         )
-        data = memoryview(b"") if message.data is None else raw(message.data)
+        self.send(self.peers(), header, memoryview(b"") if message.data is None else raw(message.data))
+        self.add(round_, context.rank, contribution)
+
+    def peers(self) -> Iterable[int]:
+        """Who gets contributions. Every rank begins with another one, so that nobody is sent to by all at once."""
+        rank, size = self._context.rank, self._context.world_size
+        return [(rank + step) % size for step in range(1, size)]
+
+    def send(self, peers: Iterable[int], header: Header, data: memoryview) -> None:
+        """In pieces, each to all of them."""
+        context = self._context
         for offset in range(0, max(1, data.nbytes), context.piece_bytes):
             piece = data[offset : offset + context.piece_bytes]
-            for step in range(1, context.world_size):
-                peer = (context.rank + step) % context.world_size
+            for peer in peers:
                 context.send(peer, header._replace(offset=offset, total=data.nbytes), piece)
-        self._add(round_, context.rank, contribution)
 
     def on_message(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.NONE:
-            self._add(header.round, header.rank, Contribution(header.rows))
+            self.add(header.round, header.rank, Contribution(header.rows))
             return
         size = self.size(header)
         if header.total != size:
             raise RuntimeError(
                 f"{header.kind.name} of {header.k} rows for unit {self.unit.index} has {header.total} bytes, not {size}"
             )
-        data = self._assemble(header, payload)
+        data = self.assemble(header, payload)
         if data is not None:
-            self._add(header.round, header.rank, self.unpack(header, data))
+            self.add(header.round, header.rank, self.unpack(header, data))
 
     def waits_for(self) -> list[tuple[str, int]]:
         got = self._rounds.get(self._round)
@@ -104,7 +113,7 @@ class Broadcast:
     def not_mine(self, header: Header) -> RuntimeError:
         return RuntimeError(f"{header.kind.name} for unit {self.unit.index}, which goes by {self.name}")
 
-    def _assemble(self, header: Header, payload: memoryview) -> torch.Tensor | None:
+    def assemble(self, header: Header, payload: memoryview) -> torch.Tensor | None:
         """The whole transfer as bytes, once all its pieces are here."""
         if header.length == header.total:
             return from_bytes(payload, torch.uint8)
@@ -120,14 +129,19 @@ class Broadcast:
         self._partial[key] = (buffer, got)
         return None
 
-    def _add(self, round_: int, rank: int, contribution: Contribution) -> None:
+    def add(self, round_: int, rank: int, contribution: Contribution) -> None:
+        """A rank's contribution is whole."""
         got = self._rounds.setdefault(round_, {})
         if rank in got:
             raise RuntimeError(f"rank {rank} contributed twice to one round")
         got[rank] = contribution
         if len(got) == self._context.world_size:
             del self._rounds[round_]
-            self._context.done(self.unit.index, [got[r] for r in range(self._context.world_size)])
+            self.complete(round_, [got[r] for r in range(self._context.world_size)])
+
+    def complete(self, round_: int, contributions: list[Contribution]) -> None:
+        """All ranks' contributions are here, in rank order."""
+        self._context.done(self.unit.index, contributions)
 
 
 def dense_copy(contribution: Contribution) -> torch.Tensor | None:

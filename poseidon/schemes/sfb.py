@@ -44,9 +44,13 @@ class SFB(Broadcast):
             raise RuntimeError(f"factors of unknown type {header.pair} for unit {self.unit.index}")
         return header.k * sum(self.unit.shape) * _DTYPES[header.pair].itemsize
 
+    def as_matrix(self, data: torch.Tensor) -> torch.Tensor:
+        """From the bytes of a dense gradient."""
+        return as_type(data, self._context.dtype).view(self.unit.shape)
+
     def unpack(self, header: Header, data: torch.Tensor) -> Contribution:
         if header.kind is Kind.DENSE:
-            return Contribution(header.rows, dense=as_type(data, self._context.dtype))
+            return Contribution(header.rows, dense=self.as_matrix(data))
         return Contribution(header.rows, factors=as_type(data, _DTYPES[header.pair]), k=header.k)
 
 

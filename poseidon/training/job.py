@@ -160,7 +160,8 @@ def _so_far(progress: dict[str, Any], plan: list[dict[str, Any]]) -> dict[str, A
     schemes: dict[str, str] = {}
     for row in plan:
         layer = row["layer"] or "(root)"
-        schemes[layer] = "sfb" if "sfb" in (row["scheme"], schemes.get(layer)) else row["scheme"]
+        if row["scheme"] != "ps" or layer not in schemes:
+            schemes[layer] = row["scheme"]
     known = {"iterations": progress.get("iteration"), "schemes": schemes or None}
     return known | {key: progress.get(key) for key in ("train_loss", "eval_accuracy", "eval_loss")}
 

@@ -31,9 +31,7 @@ def make_plan(config: TrainConfig) -> Plan:
     """
     comm, nodes = config.comm.name, config.cluster.nodes
     if comm is Comm.single:
-        raise UserError(
-            "comm=single sends nothing, so there is nothing to plan; take comm=hybrid, ps, sfb, ddp or fsdp"
-        )
+        raise UserError("comm=single sends nothing, so there is nothing to plan; take another comm")
     infos, seen = _survey(config)
     decision = decide(comm.value, infos, [seen] * nodes)
     book = build_book(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from poseidon.planning import Book
-from poseidon.schemes import Context, Contribution, make_scheme
+from poseidon.schemes import Context, Contribution, make_scheme, reconstruct
 from poseidon.transport import Header
 from poseidon.transport.frames import pack, sized, unpack
 
@@ -25,12 +25,13 @@ class Bus:
         self.wires: dict[tuple[int, int], deque[tuple[bytes, Any]]] = {}
         self.results: list[list[Any]] = [[] for _ in range(book.world_size)]
         self.sent: list[Header] = []
+        world = book.world_size
         self.schemes = [
             make_scheme(
                 book.units[0],
-                Context(rank, book.world_size, 0, 0, dtype, piece_bytes, self._sender(rank), self._done(rank)),
+                Context(rank, world, 0, 0, dtype, piece_bytes, self._sender(rank), self._done(rank), reconstruct),
             )
-            for rank in range(book.world_size)
+            for rank in range(world)
         ]
 
     def _sender(self, rank: int) -> Callable[[int, Header, Any], None]:

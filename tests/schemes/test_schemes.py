@@ -1,8 +1,9 @@
-"""PS and SFB units on several ranks, messages in any order."""
+"""Units of each scheme on several ranks, messages in any order."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -69,10 +70,16 @@ def test_ps(world, kv_bytes, seed, who, uneven):
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(2, 4), st.sampled_from([12, 40, 1 << 20]), st.integers(0, 10_000), st.booleans())
-def test_sfb(world, piece_bytes, seed, uneven):
+@given(
+    st.sampled_from(["sfb", "adam"]),
+    st.integers(2, 4),
+    st.sampled_from([12, 40, 1 << 20]),
+    st.integers(0, 10_000),
+    st.booleans(),
+)
+def test_factors(scheme, world, piece_bytes, seed, uneven):
     """Factors, dense gradients and nothing, mixed; one or many pieces; a peer one round ahead."""
-    bus = Bus(one_unit(world, "sfb", 1024), torch.float32, piece_bytes, seed)
+    bus = Bus(one_unit(world, scheme, 1024), torch.float32, piece_bytes, seed)
     torch.manual_seed(seed)
     plan = {}
     for round_ in range(ROUNDS):
@@ -88,15 +95,17 @@ def test_sfb(world, piece_bytes, seed, uneven):
             return Contribution(rows, factors=torch.cat([u.reshape(-1), v.reshape(-1)]), k=rows)
         return Contribution(rows, dense=(u.t() @ v).reshape(-1) if kind == "dense" else None)
 
-    def finish(rank: int, round_: int, result: list[Contribution]) -> None:
-        grad = reconstruct(result, torch.Size((M, N)), torch.float32)
+    def finish(rank: int, round_: int, result: Any) -> None:
+        grad = reconstruct(result, torch.Size((M, N)), torch.float32) if scheme == "sfb" else result
         entries = [plan[r, round_] for r in range(world)]
         want = expected([e[1] for e in entries], [None if e[0] == "none" else e[2].t() @ e[3] for e in entries])
         if want is None:
             assert grad is None
         else:
             torch.testing.assert_close(grad, want.float(), rtol=1e-5, atol=1e-5)
-        seen.setdefault(round_, []).append(grad)
+        seen.setdefault(round_, []).append(None if grad is None else grad.clone())
+        if grad is not None:
+            grad.zero_()  # by an optimizer, say: others may not have it yet
 
     bus.run(ROUNDS, contribution, finish)
     for results in seen.values():
@@ -114,7 +123,7 @@ def test_pieces_are_no_larger_than_told():
 
 
 def test_sent_bytes_are_the_planned_ones():
-    for scheme in ("ps", "sfb"):
+    for scheme in ("ps", "sfb", "adam"):
         book = one_unit(3, scheme, 40)
         bus = Bus(book, torch.float32, 40, 0)
 
@@ -129,18 +138,21 @@ def test_sent_bytes_are_the_planned_ones():
             assert sent == book.planned_bytes(rank, {"w": FactorSize(4, 4)})
 
 
-@pytest.mark.parametrize("scheme", ["ps", "sfb"])
+@pytest.mark.parametrize("scheme", ["ps", "sfb", "adam"])
 def test_waits_for_names_phase_and_rank(scheme):
     bus = Bus(one_unit(3, scheme, 64), torch.float32, 64, 0)
     assert bus.schemes[0].waits_for() == []  # nothing asked yet
     bus.schemes[0].contribute(0, Contribution(1, dense=torch.ones(M * N)))
     missing = bus.schemes[0].waits_for()
-    if scheme == "sfb":
+    if scheme == "adam":  # rank 0 owns the first layer
+        bus.schemes[1].contribute(0, Contribution(1, dense=torch.ones(M * N)))
+        assert bus.schemes[1].waits_for() == [("averaged gradient", 0)]
+    if scheme in ("sfb", "adam"):
         assert missing == [("factors", 1), ("factors", 2)]
     else:
         assert {phase for phase, _ in missing} == {"push", "pull"}
         assert {rank for _, rank in missing} == {1, 2}
-    for rank in (1, 2):
+    for rank in (2,) if scheme == "adam" else (1, 2):
         bus.schemes[rank].contribute(0, Contribution(1, dense=torch.ones(M * N)))
     while any(bus.wires.values()):
         for wire in [w for w, queue in bus.wires.items() if queue]:
@@ -158,7 +170,7 @@ def test_a_peer_two_rounds_ahead_is_an_error():
         bus.schemes[0].on_message(none, memoryview(b""))
 
 
-@pytest.mark.parametrize(("scheme", "kind"), [("ps", Kind.FACTORS), ("sfb", Kind.PUSH)])
+@pytest.mark.parametrize(("scheme", "kind"), [("ps", Kind.FACTORS), ("sfb", Kind.PUSH), ("adam", Kind.PUSH)])
 def test_a_message_of_the_other_scheme_is_an_error(scheme, kind):
     bus = Bus(one_unit(2, scheme, 64), torch.float32, 64, 0)
     with pytest.raises(RuntimeError, match="which goes by"):

@@ -50,7 +50,7 @@ def run(folder: Path, ranks: int, *overrides: str) -> list[dict[str, Any]]:
     return run_ranks(ranks, body)
 
 
-@pytest.mark.parametrize("comm", ["ps", "hybrid"])
+@pytest.mark.parametrize("comm", ["ps", "hybrid", "project_adam"])
 def test_has_speeds_and_bytes_but_nothing_that_needs_values(tmp_path: Path, comm: str) -> None:
     result = run(tmp_path, 2, f"comm={comm}")[0]
     assert result["replica_digests"] == [None, None]
