@@ -66,26 +66,28 @@ class DDP(Reference):
 
 
 def _all_reduce(accelerator: Device, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP's own all-reduce, between what an emulated accelerator takes to bring a bucket to its host, a ring to sum up
-    there, and the result to come back: the same that our schemes pay."""
+    """DDP's own all-reduce, between what an emulated accelerator takes to bring a bucket to its host and back. A ring
+    adds up one piece while the next is on its way: its sums and its transfers go on side by side."""
     buffer, world_size = bucket.buffer(), dist.get_world_size()
     result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
     def reduce() -> None:
-        work = dist.all_reduce(buffer, async_op=True)
-        assert work is not None
-        work.get_future().add_done_callback(reduced)
+        transfer = dist.all_reduce(buffer, async_op=True)
+        assert transfer is not None
+        sums: torch.futures.Future[None] = torch.futures.Future()
+        torch.futures.collect_all([transfer.get_future(), sums]).add_done_callback(reduced)
+        accelerator.summed(
+            buffer.nbytes * (world_size - 1) // world_size, lambda: sums.set_result(None), lambda then: then()
+        )
 
-    def reduced(future: torch.futures.Future[Any]) -> None:
+    def reduced(both: torch.futures.Future[Any]) -> None:
         try:
-            future.value()
+            for future in both.value():
+                future.value()
         except RuntimeError as error:
             result.set_exception(error)  # type: ignore[arg-type]  # torch types it as a result
         else:
-            accelerator.summed(buffer.nbytes * (world_size - 1) // world_size, summed, lambda then: then())
-
-    def summed() -> None:
-        accelerator.to_device(buffer.nbytes, lambda: result.set_result(buffer))
+            accelerator.to_device(buffer.nbytes, lambda: result.set_result(buffer))
 
     accelerator.to_host(buffer.nbytes, reduce)
     return result

@@ -1,0 +1,58 @@
+"""PyTorch's own all-reduce on an emulated accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from poseidon.api.ddp import _all_reduce
+from poseidon.engine import Host
+
+
+@pytest.fixture(autouse=True)
+def alone_in_a_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Slow(Host):
+    """Ends nothing by itself."""
+
+    def __init__(self) -> None:
+        self.ends: dict[str, Callable[[], None]] = {}
+
+    def to_host(self, nbytes: int, then: Callable[[], None]) -> None:
+        self.ends["to host"] = then
+
+    def summed(self, nbytes: int, then: Callable[[], None], post: Any) -> None:
+        self.ends["summed"] = then
+
+    def to_device(self, nbytes: int, then: Callable[[], None]) -> None:
+        self.ends["to device"] = then
+
+
+class Bucket:
+    def __init__(self) -> None:
+        self._data = torch.ones(4)
+
+    def buffer(self) -> torch.Tensor:
+        return self._data
+
+
+def test_a_ring_adds_up_while_it_transfers() -> None:
+    accelerator, bucket = Slow(), Bucket()
+    result = _all_reduce(accelerator, bucket)  # type: ignore[arg-type]
+    assert list(accelerator.ends) == ["to host"]
+    accelerator.ends["to host"]()
+    assert list(accelerator.ends) == ["to host", "summed"]  # whether or not the transfer has ended
+    accelerator.ends["summed"]()
+    while "to device" not in accelerator.ends:  # the transfer ends in a thread of gloo; the test's time limit guards
+        torch.distributed.barrier()
+    assert not result.done()
+    accelerator.ends["to device"]()
+    assert torch.equal(result.wait(), torch.ones(4))
