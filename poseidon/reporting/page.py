@@ -66,6 +66,7 @@ class Part:
         others: published figures that are not drawn, and why.
         seconds: its table beside published ones.
         bounds: its table of what each emulated part has to do.
+        departs: why these are not those.
         dilation: its table of time dilation, with notes and the command that makes what these lack.
     """
 
@@ -86,6 +87,7 @@ class Part:
     names: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     seconds: list[dict[str, str]] = field(default_factory=list)
+    departs: list[str] = field(default_factory=list)
     bounds: list[dict[str, str]] = field(default_factory=list)
     dilation: Dilation | None = None
 

@@ -42,6 +42,8 @@ def published(part: Part, section: Section, curves: Sequence[Curve], known: Publ
     rows = seconds.rows(section, same)
     _write(folder, f"{section.slug}-seconds", rows)
     part.seconds = [tables.shown_seconds(row) for row in rows]
+    shown = {row["published"] for row in rows}
+    part.departs = [f"{c.system}: {c.departs}" for c in same if c.departs and f"{c.paper} {c.system}" in shown]
     for curve in others:
         points = ", ".join(f"{speedup:.3g} x on {nodes} node{'s' * (nodes > 1)}" for nodes, speedup in curve.points)
         part.others.append(f"{curve.label}: {points}")

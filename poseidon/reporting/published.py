@@ -31,6 +31,7 @@ class Curve:
         comm: choice of ``conf/comm`` that does the same here.
         profile: choice of ``conf/hardware`` that stands for its hardware.
         fitted: nodes whose seconds that profile's rates were fitted to, which so are no test of it.
+        departs: why emulated seconds are not its seconds.
     """
 
     paper: str
@@ -47,6 +48,7 @@ class Curve:
     comm: str | None = None
     profile: str | None = None
     fitted: tuple[int, ...] = ()
+    departs: str | None = None
 
     @property
     def bandwidth(self) -> float:

@@ -106,6 +106,8 @@ def test_the_page_tells_costs_dilation_and_ratios(made: Made) -> None:
     assert ">no<" in text
     assert "40 GbE: published" in text
     assert "not drawn, as their links are not those here (2 Gbit/s)" in text
+    assert "Where they depart:" in text
+    assert "<li>Caffe+PS: the fit took copies, sums and copies one after the other" in text
     assert "Poseidon: hybrid" in made.printed
     assert (
         "Caffe+PS: comm=ps comm.overlap=none; +WFBP/DWBP: comm=ps comm.overlap=backward; Poseidon: comm=hybrid" in text
