@@ -8,7 +8,7 @@ from typing import Any
 
 from poseidon.engine.engine import Engine
 from poseidon.engine.exchange import Exchange
-from poseidon.planning import describe
+from poseidon.planning import describe, schemes_by_layer
 from poseidon.transport.frames import HEADER_BYTES
 
 
@@ -33,14 +33,8 @@ def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
             dense += count
             sent += count + HEADER_BYTES * traffic.messages[key]
     plan_rows = describe(book, factors, exchange.rank)
-    schemes: dict[str, str] = {}
-    for row in plan_rows:
-        # A layer is named after its weight's scheme; its bias is always small and goes by PS.
-        layer = row["layer"] or "(root)"
-        if row["scheme"] != "ps" or layer not in schemes:
-            schemes[layer] = row["scheme"]
     return {
-        "schemes": schemes,
+        "schemes": schemes_by_layer(plan_rows),
         "plan": plan_rows,
         "iterations": iterations,
         "bytes_sent_per_iteration": sent / iterations if iterations else 0.0,

@@ -1,7 +1,7 @@
 """The information book, the cost model and the choice of scheme. Pure: no sockets, no torch."""
 
 from poseidon.planning.book import Book, Factors, FactorSize, KVPair, Param, Unit, build_book
-from poseidon.planning.choice import Decision, compulsory, decide, describe
+from poseidon.planning.choice import Decision, compulsory, decide, describe, schemes_by_layer
 from poseidon.planning.cost import Scheme, best_scheme, sharded_bytes
 from poseidon.planning.totals import LayerRow, by_layer, totals
 
@@ -21,6 +21,7 @@ __all__ = [
     "compulsory",
     "decide",
     "describe",
+    "schemes_by_layer",
     "sharded_bytes",
     "totals",
 ]

@@ -109,5 +109,15 @@ def describe(book: Book, factors: Mapping[str, FactorSize], rank: int) -> list[d
     return result
 
 
+def schemes_by_layer(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """From :func:`describe`'s rows: a layer is named after its weight's scheme; its bias is small and goes by PS."""
+    schemes: dict[str, str] = {}
+    for row in rows:
+        layer = row["layer"] or "(root)"
+        if row["scheme"] != "ps" or layer not in schemes:
+            schemes[layer] = row["scheme"]
+    return schemes
+
+
 def _values(book: Book, unit: int) -> int:
     return sum(book.params[i].numel for i in book.units[unit].params)

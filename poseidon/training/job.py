@@ -18,6 +18,7 @@ from poseidon.config.check import check_train
 from poseidon.config.schema import ClusterKind, Comm, TrainConfig
 from poseidon.emulation.host import find_host
 from poseidon.errors import UserError
+from poseidon.planning import schemes_by_layer
 from poseidon.reporting import run_figures
 from poseidon.tracking import summary as summaries
 from poseidon.tracking.folder import (
@@ -157,12 +158,7 @@ def _so_far(progress: dict[str, Any], plan: list[dict[str, Any]]) -> dict[str, A
     Args:
         plan: a row per parameter, or [] if the run did not get as far as that.
     """
-    schemes: dict[str, str] = {}
-    for row in plan:
-        layer = row["layer"] or "(root)"
-        if row["scheme"] != "ps" or layer not in schemes:
-            schemes[layer] = row["scheme"]
-    known = {"iterations": progress.get("iteration"), "schemes": schemes or None}
+    known = {"iterations": progress.get("iteration"), "schemes": schemes_by_layer(plan) or None}
     return known | {key: progress.get(key) for key in ("train_loss", "eval_accuracy", "eval_loss")}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ class Slow(Host):
 
     def __init__(self) -> None:
         self.ends: dict[str, Callable[[], None]] = {}
+        self.reduced = threading.Event()
 
     def to_host(self, nbytes: int, then: Callable[[], None]) -> None:
         self.ends["to host"] = then
@@ -34,6 +36,7 @@ class Slow(Host):
 
     def to_device(self, nbytes: int, then: Callable[[], None]) -> None:
         self.ends["to device"] = then
+        self.reduced.set()
 
 
 class Bucket:
@@ -50,9 +53,9 @@ def test_a_ring_adds_up_while_it_transfers() -> None:
     assert list(accelerator.ends) == ["to host"]
     accelerator.ends["to host"]()
     assert list(accelerator.ends) == ["to host", "summed"]  # whether or not the transfer has ended
+    assert not accelerator.reduced.wait(0.2)  # without the sums
     accelerator.ends["summed"]()
-    while "to device" not in accelerator.ends:  # the transfer ends in a thread of gloo; the test's time limit guards
-        torch.distributed.barrier()
+    assert accelerator.reduced.wait(20)  # the transfer ends in a thread of gloo
     assert not result.done()
     accelerator.ends["to device"]()
     assert torch.equal(result.wait(), torch.ones(4))
