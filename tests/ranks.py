@@ -8,12 +8,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from poseidon.api import Session
 from poseidon.api.env import JobEnv
 from poseidon.transport import Endpoint, InprocEndpoint, inproc_mesh
 
 LIMIT_SECONDS = 60.0
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
+    """torch's activation checkpoint, for ranks as threads: without the state of random numbers. Two threads that read
+    and write it can lock each other out for good: one has the generator and needs the interpreter, the other has that.
+    """
+    return torch.utils.checkpoint.checkpoint(  # type: ignore[no-untyped-call]
+        function, *args, use_reentrant=use_reentrant, preserve_rng_state=False
+    )
 
 
 def run_ranks(

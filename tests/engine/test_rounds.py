@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from poseidon.api import Session
 from poseidon.api.env import JobEnv
@@ -19,7 +18,7 @@ from poseidon.engine import start
 from poseidon.errors import UserError
 from poseidon.transport import Header, InprocEndpoint, Kind
 from tests.engine.nets import Batch, Step, assert_equals_one_process, batch, build, clone, one_pass, sgd, share
-from tests.ranks import run_ranks
+from tests.ranks import checkpoint, run_ranks
 
 COMMS = ["ps", "sfb", "hybrid", "project_adam"]
 GRADIENTS = {Kind.PUSH, Kind.FACTORS, Kind.DENSE}
@@ -148,9 +147,7 @@ class _Checkpointed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, second, *rest = self.net.children()
-        out: torch.Tensor = checkpoint(  # type: ignore[no-untyped-call]
-            nn.Sequential(*rest), second(first(x)), use_reentrant=self.reentrant
-        )
+        out: torch.Tensor = checkpoint(nn.Sequential(*rest), second(first(x)), use_reentrant=self.reentrant)
         return out
 
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from poseidon.api import Session
 from tests.engine.nets import assert_exact, grads
 from tests.matrix.harness import COMMS, SIZES, mean_square
-from tests.ranks import run_ranks
+from tests.ranks import checkpoint, run_ranks
 
 ROWS = sum(SIZES[0])
 

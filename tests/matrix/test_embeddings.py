@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from poseidon.api import Session
 from tests.matrix.harness import COMMS, SIZES, Case, assert_equals_one_process, mean_square, tokens
+from tests.ranks import checkpoint
 
 V, D, POSITIONS = 60, 6, 4
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from tests.matrix.harness import COMMS, SIZES, Case, assert_equals_one_process, images, mean_square, vectors
+from tests.ranks import checkpoint
 
 #: PyTorch's forward-mode differentiation is one for all threads.
 FORWARD_MODE = threading.Lock()
