@@ -209,7 +209,8 @@ class Session:
         for entry in self._models:
             if isinstance(entry.sync, Reference):
                 raise UserError(
-                    f"session.join() is not for PyTorch's own; a model of this session goes by comm={entry.comm!r}"
+                    f"session.join() is not for PyTorch's own; a model of this session goes by comm={entry.comm!r}: "
+                    "take ps, sfb or hybrid, or leave join() out and give all ranks the same number of steps"
                 )
         if any(isinstance(m, SyncBatchNorm) for entry in self._models for m in entry.model.modules()):
             raise UserError(

@@ -146,7 +146,7 @@ def other_models_and_calls(session: Session) -> None:
     refused(lambda: session.distribute(number, sgd(number), **FSDP), "parameter scale is a single number")
     model = build("mlp")
     session.distribute(model, sgd(model), **FSDP)
-    refused(lambda: session.join().__enter__(), "session.join() is not for PyTorch's own")
+    refused(lambda: session.join().__enter__(), "comm='fsdp': take ps, sfb or hybrid")
     schemes = session.report(model)["schemes"]
     assert schemes == dict.fromkeys(("0", "2", "4"), "fsdp")
     session.undistribute(model)

@@ -128,7 +128,7 @@ def test_alone_and_under_ddp() -> None:
         with session.join():
             pass
         session._models.append(_ddp())
-        with pytest.raises(UserError, match="for ps, sfb and hybrid"), session.join():
+        with pytest.raises(UserError, match="comm='ddp': take ps, sfb or hybrid"), session.join():
             pass
         session._models.clear()
 
