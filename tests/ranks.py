@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,8 +34,11 @@ def run_ranks(
     wrap: Callable[[InprocEndpoint], Endpoint] = lambda endpoint: endpoint,
     timeout: float = 20.0,
     limit: float = LIMIT_SECONDS,
+    devices: Sequence[int] = (),
 ) -> list[Any]:
     """Run `body(session)` on every rank at once; its results by rank. The first rank's exception is raised.
+
+    `devices`: ranks per node, of all nodes; each is a node of its own without.
 
     `wrap` may put something around each rank's endpoint (faults).
 
@@ -47,7 +50,8 @@ def run_ranks(
 
     def target(rank: int) -> None:
         job = JobEnv(rank, world_size, rank, world_size)
-        session = Session(job, torch.device("cpu"), endpoint=wrap(endpoints[rank]), timeout=timeout)
+        endpoint = wrap(endpoints[rank])
+        session = Session(job, torch.device("cpu"), endpoint=endpoint, timeout=timeout, devices=devices)
         try:
             results[rank] = body(session)
         except BaseException as error:

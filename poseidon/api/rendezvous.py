@@ -109,6 +109,21 @@ def connect(job: JobEnv, store: Any, endpoint: ZmqEndpoint) -> None:
     endpoint.connect(contacts, token, START_SECONDS)
 
 
+def devices(job: JobEnv, store: Any, per_node: int | None) -> list[int]:
+    """Ranks of each node: ``per_node``, or what the launcher has started on each of several machines."""
+    if per_node is not None:
+        return [per_node] * (job.world_size // per_node)
+    if job.one_host:
+        return [1] * job.world_size
+    store.set(f"local/{job.rank}", str(job.local_rank))
+    nodes: list[int] = []
+    for rank in range(job.world_size):
+        if int(get(store, f"local/{rank}", rank, "its place on its machine", START_SECONDS)) == 0 or not nodes:
+            nodes.append(0)
+        nodes[-1] += 1
+    return nodes
+
+
 def get(store: Any, key: str, rank: int, what: str, timeout: float, check: Check = _nothing) -> str:
     """A value that `rank` will put into the store.
 

@@ -22,7 +22,7 @@ from poseidon.engine import Engine, Exchange, Host, Options, digest, join, repor
 from poseidon.engine.start import agree, manifest
 from poseidon.engine.steps import warn_of_strangers
 from poseidon.errors import PoseidonError, UserError
-from poseidon.planning import FactorSize
+from poseidon.planning import FactorSize, Topology
 from poseidon.transport import MAX_PAYLOAD, Endpoint, Owner
 
 Comm = Literal["single", "ps", "sfb", "hybrid", "project_adam", "ddp", "fsdp"]
@@ -46,6 +46,7 @@ class Session:
     Attributes:
         rank, world_size, local_rank: as torchrun counts them.
         device: where this rank's model belongs (``cuda:local_rank`` or ``cpu``).
+        topology: which ranks are the devices of one node.
         accelerator: what computes gradients, if not this host; emulation puts its own here before ``distribute``.
     """
 
@@ -57,6 +58,7 @@ class Session:
         store: Any = None,
         endpoint: Endpoint | None = None,
         timeout: float,
+        devices: Sequence[int] = (),
     ) -> None:
         self.rank, self.world_size, self.local_rank = job.rank, job.world_size, job.local_rank
         self.device = device
@@ -64,7 +66,8 @@ class Session:
         self.accelerator: Accelerator = Host()
         self._job = job
         self._store = store
-        self._exchange = Exchange(endpoint, timeout) if endpoint is not None else None
+        self.topology = Topology.of(devices or [1] * job.world_size)
+        self._exchange = Exchange(endpoint, timeout, self.topology) if endpoint is not None else None
         if self._exchange is not None and store is not None:
             self._exchange.elsewhere = self._elsewhere
         self._models: list[_Distributed] = []
@@ -313,6 +316,8 @@ class Session:
             "bytes_sent_per_iteration": planned,
             "bytes_dense_per_iteration": planned,
             "bytes_planned_per_iteration": planned,
+            "bytes_inside_per_iteration": 0.0,
+            "bytes_inside_planned_per_iteration": 0.0,
             "bytes_source": "computed",
             "traffic": {},
             "stall_seconds": 0.0,

@@ -23,6 +23,7 @@ def init(
     timeout: float = 600.0,
     encryption: Literal["curve", "none"] | None = None,
     device: str | torch.device | None = None,
+    devices_per_node: int | None = None,
 ) -> Session:
     """Join the job that torchrun (or any launcher that sets its variables) started.
 
@@ -33,6 +34,9 @@ def init(
         timeout: seconds a wait for a silent peer may last.
         encryption: needed when ranks are on several hosts: ``"curve"`` encrypts everything, ``"none"`` sends
             gradients in the clear.
+        devices_per_node: successive ranks that form a node: what they have is merged before it leaves the node, and
+            comm="hybrid" counts nodes. By default those that torchrun has started on one machine, where there are
+            several machines; on one, every rank counts as a node.
         device: this rank's device; default ``cuda:LOCAL_RANK`` where there is one, else ``cpu``.
 
     Raises:
@@ -41,6 +45,8 @@ def init(
     job = read_env()
     if encryption is not None:
         one_of("encryption", encryption, ("curve", "none"))
+    if devices_per_node is not None and (devices_per_node < 1 or job.world_size % devices_per_node):
+        raise UserError(f"devices_per_node={devices_per_node} must divide the {job.world_size} ranks into nodes")
     if timeout <= 0:
         raise UserError(f"timeout={timeout} must be positive seconds")
     place = _device(device, job)
@@ -55,7 +61,12 @@ def init(
     except BaseException:
         endpoint.close(0)
         raise
-    session = Session(job, place, store=store, endpoint=endpoint, timeout=timeout)
+    try:
+        devices = rendezvous.devices(job, store, devices_per_node)
+    except BaseException:
+        endpoint.close(0)
+        raise
+    session = Session(job, place, store=store, endpoint=endpoint, timeout=timeout, devices=devices)
     session._owns_process_group = owns
     try:
         rendezvous.connect(job, store, endpoint)

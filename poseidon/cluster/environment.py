@@ -28,12 +28,13 @@ def listening_socket(world_size: int) -> socket.socket:
 
 
 def rank_environment(
-    rank: int, world_size: int, *, base: Mapping[str, str], threads: int, store: socket.socket | None
+    rank: int, world_size: int, devices: int, *, base: Mapping[str, str], threads: int, store: socket.socket | None
 ) -> dict[str, str]:
     """``base`` with what rank ``rank`` of ``world_size`` needs, as torchrun would name it.
 
     Args:
-        store: that all ranks on this one host meet at; None: each is on a node of its own of an emulated network.
+        devices: ranks of a node.
+        store: that all ranks on this one host meet at; None: they are on the nodes of an emulated network.
     """
     env = {key: value for key, value in base.items() if not key.startswith(_FOREIGN) and key != STORE_FD}
     env |= {
@@ -43,7 +44,7 @@ def rank_environment(
         "MKL_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
     }
-    return env | (_on_a_node(base) if store is None else _on_this_host(rank, world_size, store))
+    return env | (_on_a_node(rank, devices, base) if store is None else _on_this_host(rank, world_size, store))
 
 
 def _on_this_host(rank: int, world_size: int, store: socket.socket) -> dict[str, str]:
@@ -60,13 +61,13 @@ def _on_this_host(rank: int, world_size: int, store: socket.socket) -> dict[str,
     return env
 
 
-def _on_a_node(base: Mapping[str, str]) -> dict[str, str]:
+def _on_a_node(rank: int, devices: int, base: Mapping[str, str]) -> dict[str, str]:
     """Rank 0 listens for the store itself: a socket of ours would be in another network."""
     return {
         # Else torch warns that nobody there tells it the nodes' names.
         "TORCH_CPP_LOG_LEVEL": base.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": str(rank % devices),
+        "LOCAL_WORLD_SIZE": str(devices),
         "MASTER_ADDR": address(0),
         "MASTER_PORT": str(NODE_PORT),
         "GLOO_SOCKET_IFNAME": INTERFACE,

@@ -74,7 +74,8 @@ def launch_job(
     screen = Screen(on_line, grace.hold)
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
-        launcher = launcher or _launcher(cluster_cfg, world_size)
+        devices = min(cluster_cfg.devices_per_node, world_size)
+        launcher = launcher or _launcher(cluster_cfg, world_size // devices)
         stack.callback(launcher.close)
         for warning in launcher.warnings:
             screen.say(warning)
@@ -82,11 +83,12 @@ def launch_job(
         store = None if emulated else stack.enter_context(listening_socket(world_size))
         base, threads = {**os.environ, **(env or {})}, cluster_cfg.threads
         envs = [
-            rank_environment(rank, world_size, base=base, threads=threads, store=store) for rank in range(world_size)
+            rank_environment(rank, world_size, devices, base=base, threads=threads, store=store)
+            for rank in range(world_size)
         ]
         fds = (store.fileno(),) if store else ()
         tasks = [
-            Task(rank, list(argv), env, log_dir / f"rank{rank}.log", () if rank else fds, host=rank)
+            Task(rank, list(argv), env, log_dir / f"rank{rank}.log", () if rank else fds, host=rank // devices)
             for rank, env in enumerate(envs)
         ]
         with _Job(screen, interrupts, grace) as job:

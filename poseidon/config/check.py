@@ -29,6 +29,7 @@ from poseidon.errors import UserError
 #: Smallest values; null passes where the type allows it.
 _AT_LEAST = {
     "cluster.nodes": 1,
+    "cluster.devices_per_node": 1,
     "cluster.threads": 1,
     "comm.kv_bytes": 1024,
     "comm.merge_bytes": 0,
@@ -115,10 +116,12 @@ def _check_shares(config: TrainConfig) -> None:
         )
     rows = nodes * config.trainer.batch_size
     for node in range(nodes):
-        if not cut(rows, node, shares):
+        its = len(cut(rows, node, shares))
+        if its < config.cluster.devices_per_node:
+            left = f"{its} row{'s' if its > 1 else ''}" if its else "no row"
             raise UserError(
-                f"cluster.batch_shares={shares}: leaves node {node} no row of the global batch of {rows} "
-                f"(cluster.nodes x trainer.batch_size)"
+                f"cluster.batch_shares={shares}: leaves node {node} {left} of the global batch of {rows} "
+                f"(cluster.nodes x trainer.batch_size), and each of its devices needs one"
             )
 
 
@@ -153,6 +156,11 @@ def _check_contradictions(config: TrainConfig) -> None:
         raise UserError(
             f"trainer.global_batch={trainer.global_batch}: is for comm=single only; with comm={comm.name.value} set "
             f"trainer.batch_size, the rows of each node"
+        )
+    if trainer.batch_size < config.cluster.devices_per_node and comm.name is not Comm.single:
+        raise UserError(
+            f"trainer.batch_size={trainer.batch_size}: are the rows of a node; its "
+            f"cluster.devices_per_node={config.cluster.devices_per_node} devices need one each"
         )
     rows = trainer.global_batch or trainer.batch_size
     if trainer.accumulate > rows:

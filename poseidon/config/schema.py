@@ -135,6 +135,7 @@ AUTO = "auto"
 class ClusterConfig:
     name: ClusterKind = ClusterKind.local
     nodes: int = 2
+    devices_per_node: int = 1  # processes of a node, which merge their gradients before anything leaves it
     threads: int = 1  # BLAS/OpenMP threads per rank
     batch_shares: list[float] | None = None  # of the global batch, per node, relative; null: all the same
     # Of cluster=emulated only:

@@ -23,10 +23,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
     """Batch sampler of one rank. Yields one list of row indices per step, possibly an empty one.
 
     An epoch cuts the data, in an order that depends on ``seed`` and the epoch only, into global batches of
-    ``world_size * batch_size`` rows, and each of those by rank; the last, partial one too. So all ranks make
+    ``world_size / devices * batch_size`` rows, and each of those by rank; the last, partial one too. So all ranks make
     the same number of steps, every row is seen exactly once per epoch, and one process with
     ``batch_size = world_size * K`` sees the global batches of ``world_size`` processes with K. With ``shares``,
-    relative numbers, ranks that are slower may have fewer rows of each.
+    relative numbers of all nodes, those that are slower may have fewer rows of each. A node's rows are divided
+    evenly among its ``devices``, successive ranks.
 
         sampler = GlobalBatchSampler(len(data), 32, rank=session.rank, world_size=session.world_size)
         for epoch in range(5):
@@ -50,6 +51,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         shuffle: bool = True,
         shares: Sequence[float] | None = None,
+        devices: int = 1,
     ) -> None:
         if size < 1:
             raise UserError("the training set has no rows")
@@ -57,13 +59,16 @@ class GlobalBatchSampler(Sampler[list[int]]):
             raise UserError(f"batch_size is {batch_size}, must be at least 1")
         if not 0 <= rank < world_size:
             raise UserError(f"rank is {rank}, must be in 0..{world_size - 1}")
-        shares = [1] * world_size if shares is None else shares
-        if len(shares) != world_size or not all(0 <= share < math.inf for share in shares) or not any(shares):
-            raise UserError(f"shares is {shares}, must be a number for each of the {world_size} ranks")
+        if devices < 1 or world_size % devices:
+            raise UserError(f"devices is {devices}, must divide the {world_size} ranks into nodes")
+        nodes = world_size // devices
+        shares = [1] * nodes if shares is None else shares
+        if len(shares) != nodes or not all(0 <= share < math.inf for share in shares) or not any(shares):
+            raise UserError(f"shares is {shares}, must be a number for each of the {nodes} nodes")
         self.size = size
-        self.global_batch = world_size * batch_size
+        self.global_batch = nodes * batch_size
         self.rank = rank
-        self.shares = shares
+        self.shares = [share for share in shares for _ in range(devices)]
         self.seed = seed
         self.shuffle = shuffle
         self.epoch = 0

@@ -76,12 +76,18 @@ class Accelerator:
         self.compute(self._costs.step)
 
     def reconstruct(
-        self, name: str, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype
+        self,
+        name: str,
+        contributions: Sequence[Contribution],
+        shape: torch.Size,
+        dtype: torch.dtype,
+        rows: range | None = None,
     ) -> torch.Tensor | None:
-        """P x the weight's local product, P factors having come."""
+        """P x the weight's local product, P factors having come; less for only some rows of it."""
         self.ready()
-        self.compute(self._row_product.get(name, 0.0) * sum(c.k for c in contributions))
-        return self.tensor(shape, dtype)
+        part = 1.0 if rows is None else len(rows) / shape[0]
+        self.compute(part * self._row_product.get(name, 0.0) * sum(c.k for c in contributions))
+        return self.tensor(shape if rows is None else torch.Size((len(rows), *shape[1:])), dtype)
 
     def multiplied(
         self, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype

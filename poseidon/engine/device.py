@@ -41,9 +41,14 @@ class Device(Protocol):
         """A result of so many bytes is complete on the host: once the device has it."""
 
     def reconstruct(
-        self, name: str, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype
+        self,
+        name: str,
+        contributions: Sequence[Contribution],
+        shape: torch.Size,
+        dtype: torch.dtype,
+        rows: range | None = None,
     ) -> torch.Tensor | None:
-        """All ranks' contributions to the weight ``name`` as one dense gradient, [M, N]."""
+        """All ranks' contributions to the weight ``name`` as one dense gradient, [M, N]; or only `rows` of it."""
 
     def multiplied(
         self, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype
@@ -72,9 +77,14 @@ class Host:
         then()
 
     def reconstruct(
-        self, name: str, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype
+        self,
+        name: str,
+        contributions: Sequence[Contribution],
+        shape: torch.Size,
+        dtype: torch.dtype,
+        rows: range | None = None,
     ) -> torch.Tensor | None:
-        return schemes.reconstruct(contributions, shape, dtype)
+        return schemes.reconstruct(contributions, shape, dtype, rows)
 
     def multiplied(
         self, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype

@@ -43,6 +43,7 @@ from poseidon.engine.steps import holds, watch, within
 from poseidon.engine.syncers import Syncers
 from poseidon.errors import PoseidonError, UserError
 from poseidon.planning import Decision, FactorSize, Unit, build_book, compulsory, decide
+from poseidon.schemes import Share
 
 log = logging.getLogger("poseidon")
 
@@ -132,7 +133,9 @@ class Engine:
         self._capture()
         self._install(self.plan_version, compulsory(self._infos))
         if self._sizes is not None:
-            self._adopt(decide(self.options.comm, self._infos, [dict(self._sizes)] * self._exchange.world_size))
+            topology = self._exchange.topology
+            seen = [dict(self._sizes)] * len(topology.workers)
+            self._adopt(decide(self.options.comm, self._infos, seen, topology))
         self._hook()
         self._new_round()
 
@@ -184,7 +187,7 @@ class Engine:
         self.plan_version, self.plan_rounds = version, 0
         self.book = build_book(
             self._infos,
-            self._exchange.world_size,
+            self._exchange.topology,
             kv_bytes=options.kv_bytes,
             merge_bytes=options.merge_bytes,
             schemes=schemes,
@@ -400,7 +403,11 @@ class Engine:
             unit, result = self._syncers.take(self.round)
             if not self.trial:
                 self.stall_seconds += time.perf_counter() - start
-            self._gradients.apply(self.book.units[unit], result)
+            if isinstance(result, Share):
+                values = self._gradients.multiply(self.book.units[unit], result.contributions, result.rows)
+                self._syncers.share(self.round, unit, result.rows, values)
+            else:
+                self._gradients.apply(self.book.units[unit], result)
         self._step_rows.warn(self._exchange.rank, self._syncers.rows)
         self.round += 1
         self.plan_rounds += 1
@@ -426,7 +433,7 @@ class Engine:
             for peer in range(1, exchange.world_size):
                 theirs = json.loads(exchange.hear(peer, index, TAG_SEEN, "rows of iteration 0"))
                 seen.append({name: FactorSize(*size) for name, size in theirs.items()})
-            self.decision = decide(self.options.comm, self._infos, seen)
+            self.decision = decide(self.options.comm, self._infos, seen, exchange.topology)
             live = self.buffers.changed()
             text = json.dumps([self.decision.schemes, self.decision.factors, live])
             for peer in range(1, exchange.world_size):

@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from poseidon.errors import OutOfStepError, PeerLostError, PoseidonError, UserError
+from poseidon.planning import Topology
 from poseidon.transport import Endpoint, Header, Kind
 
 log = logging.getLogger("poseidon")
@@ -64,8 +65,9 @@ class Receiver(Protocol):
 class Exchange:
     """Handler of one endpoint, shared by all models of a session."""
 
-    def __init__(self, endpoint: Endpoint, timeout: float) -> None:
+    def __init__(self, endpoint: Endpoint, timeout: float, topology: Topology | None = None) -> None:
         self.endpoint = endpoint
+        self.topology = topology or Topology.flat(endpoint.world_size)
         self.rank = endpoint.rank
         self.world_size = endpoint.world_size
         self.timeout = timeout

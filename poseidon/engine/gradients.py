@@ -163,12 +163,16 @@ class Gradients:
             flags[slot] = 1
         return Contribution(rows, dense=staging)
 
+    def multiply(self, unit: Unit, contributions: Sequence[Contribution], rows: range | None = None) -> Any:
+        """A weight's averaged gradient, or only `rows` of it, from all ranks' factors; None if no rank has one."""
+        p = self._params[unit.params[0]]
+        name = self._book.params[unit.params[0]].name
+        return self._device.reconstruct(name, contributions, p.shape, p.dtype, rows)
+
     def apply(self, unit: Unit, result: Any) -> None:
         """Write a unit's global gradient to ``p.grad``; None where no rank has one."""
-        if unit.scheme == "sfb":
-            p = self._params[unit.params[0]]
-            name = self._book.params[unit.params[0]].name
-            self._assign(p, self._device.reconstruct(name, result, p.shape, p.dtype))
+        if unit.scheme == "sfb" and isinstance(result, list):
+            self._assign(self._params[unit.params[0]], self.multiply(unit, result))
         elif unit.scheme == "rows":
             p = self._params[unit.params[0]]
             _write(p, combine(result, p.shape, p.dtype))

@@ -13,15 +13,17 @@ from poseidon.transport.frames import HEADER_BYTES
 
 
 def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
-    """This rank's figures; bytes are payload sent (`dense`), with headers (`sent`), and as the plan says."""
+    """This rank's figures; bytes are payload sent (`dense`), with headers (`sent`), and as the plan says: to other
+    nodes, and, `inside`, to other devices of its own."""
     book, factors = engine.book, engine.decision.factors
     iterations = 0 if engine.trial else engine.plan_rounds
     traffic = exchange.traffic
-    dense = sent = 0
+    dense = sent = inside = 0
+    beside = exchange.topology.beside(exchange.rank)
     layers: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
     for direction, counter in (("sent", traffic.sent), ("received", traffic.received)):
-        for (its_model, plan, unit_index, _, _), count in list(counter.items()):
-            if its_model != model or plan != engine.plan_version or engine.trial:
+        for (its_model, plan, unit_index, _, peer), count in list(counter.items()):
+            if its_model != model or plan != engine.plan_version or engine.trial or peer in beside:
                 continue
             unit = book.units[unit_index]
             values = sum(book.params[i].numel for i in unit.params) or 1
@@ -30,8 +32,12 @@ def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
                 layers[param.layer or "(root)"][unit.scheme][direction] += count * param.numel / values
     for key, count in list(traffic.sent.items()):
         if key[0] == model and key[1] == engine.plan_version and not engine.trial:
+            if key[4] in beside:
+                inside += count
+                continue
             dense += count
             sent += count + HEADER_BYTES * traffic.messages[key]
+    planned = book.planned_bytes(exchange.rank, factors)
     plan_rows = describe(book, factors, exchange.rank)
     return {
         "schemes": schemes_by_layer(plan_rows),
@@ -39,7 +45,9 @@ def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
         "iterations": iterations,
         "bytes_sent_per_iteration": sent / iterations if iterations else 0.0,
         "bytes_dense_per_iteration": dense / iterations if iterations else 0.0,
-        "bytes_planned_per_iteration": book.planned_bytes(exchange.rank, factors),
+        "bytes_planned_per_iteration": planned.between,
+        "bytes_inside_per_iteration": inside / iterations if iterations else 0.0,
+        "bytes_inside_planned_per_iteration": planned.inside,
         "bytes_source": "counted",
         "traffic": {layer: {s: dict(d) for s, d in by.items()} for layer, by in layers.items()},
         "stall_seconds": engine.stall_seconds / engine.planned_rounds if engine.planned_rounds else 0.0,

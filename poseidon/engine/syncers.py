@@ -13,7 +13,7 @@ from poseidon.engine.device import Device
 from poseidon.engine.exchange import Exchange
 from poseidon.errors import OutOfStepError
 from poseidon.planning import Book
-from poseidon.schemes import Context, Contribution, make_scheme
+from poseidon.schemes import SFB, Context, Contribution, Share, make_scheme
 from poseidon.transport import Header, Kind
 
 
@@ -46,15 +46,17 @@ class Syncers:
                 unit,
                 Context(
                     exchange.rank,
-                    exchange.world_size,
+                    exchange.topology,
                     model,
                     plan,
                     dtypes[unit.params[0]],
                     piece_bytes,
+                    2,
                     self._send,
                     self._finished,
                     device.multiplied,
                     self._summed,
+                    has_values=device.has_values,
                 ),
             )
             for unit in book.units
@@ -112,11 +114,13 @@ class Syncers:
             self._rows.setdefault(header.round, {})[header.rank] = header.rows
         self._schemes[header.unit].on_message(header, payload)
 
-    def _finished(self, unit: int, result: Any) -> None:
+    def _finished(self, round_: int, unit: int, result: Any) -> None:
         self._device.to_device(self._foreign_bytes(result), partial(self._done.put, (unit, result)))
 
     def _foreign_bytes(self, result: Any) -> int:
         """Of a result, what has come from elsewhere."""
+        if isinstance(result, Share):
+            result = result.contributions
         if isinstance(result, list):
             return sum(c.nbytes for rank, c in enumerate(result) if rank != self._exchange.rank)
         return 0 if result is None else int(result.nbytes)
@@ -126,7 +130,9 @@ class Syncers:
         self._device.summed(nbytes, guarded, self._exchange.endpoint.post)
 
     def _send(self, peer: int, header: Header, payload: Any) -> None:
-        self._exchange.send(peer, header._replace(step=self._steps[header.round]), payload)
+        if header.rank == self._exchange.rank:  # else it is only handed on, perhaps before this rank begins the round
+            header = header._replace(step=self._steps[header.round])
+        self._exchange.send(peer, header, payload)
 
     def _begin(self, round_: int, step: int) -> None:
         """Endpoint's thread, before anything of a round is sent."""
@@ -187,8 +193,18 @@ class Syncers:
     def take(self, round_: int) -> tuple[int, Any]:
         """Training thread: the next finished unit and its result, in order of completion."""
         unit, result = self._exchange.take(self._done, partial(self.waits_for, round_))
-        self._pending.pop(unit)
+        if not isinstance(result, Share):  # else the whole comes later
+            self._pending.pop(unit)
         return unit, result
+
+    def share(self, round_: int, unit: int, rows: range, values: torch.Tensor) -> None:
+        """Training thread: of a :class:`Share`, what this rank has multiplied out."""
+        scheme = self._schemes[unit]
+        assert isinstance(scheme, SFB)
+        call = partial(scheme.share, round_, rows.start, values)
+        what = f"cannot share unit {unit} in round {round_}"
+        post = partial(self._exchange.endpoint.post, partial(self._exchange.guarded, call, what))
+        self._device.to_host(values.nbytes, post)
 
     def waits_for(self, round_: int) -> list[tuple[str, int]]:
         """What is missing, by layer and phase, and from whom."""

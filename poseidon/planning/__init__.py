@@ -1,8 +1,9 @@
 """The information book, the cost model and the choice of scheme. Pure: no sockets, no torch."""
 
-from poseidon.planning.book import Book, Factors, FactorSize, KVPair, Param, Unit, build_book
+from poseidon.planning.book import Book, Factors, FactorSize, KVPair, Param, Sent, Unit, build_book
 from poseidon.planning.choice import Decision, compulsory, decide, describe, schemes_by_layer
 from poseidon.planning.cost import Scheme, best_scheme, sharded_bytes
+from poseidon.planning.topology import Topology
 from poseidon.planning.totals import LayerRow, by_layer, totals
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "LayerRow",
     "Param",
     "Scheme",
+    "Sent",
+    "Topology",
     "Unit",
     "best_scheme",
     "build_book",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from poseidon.planning.cost import Scheme
+from poseidon.planning.topology import Topology
 
 #: A merged unit is closed before a layer this many times larger than `merge_bytes`: what is final
 #: would otherwise wait for that layer's computation.
@@ -28,7 +29,7 @@ SMALL_INDEX = 1 << 31
 
 
 class FactorSize(NamedTuple):
-    """Rows K of a layer's factors on one worker (of an embedding: different rows that were touched), and the bytes
+    """Rows K of a layer's factors on one worker node (of an embedding: different rows that were touched), and the bytes
     of one element of them."""
 
     rows: int
@@ -97,34 +98,84 @@ class Unit:
         return self.numel * self.itemsize
 
 
+class Sent(NamedTuple):
+    """Payload bytes that a rank sends in an iteration: to other nodes, and to the other devices of its own."""
+
+    between: float = 0.0
+    inside: float = 0.0
+
+    def plus(self, other: Sent) -> Sent:
+        return Sent(self.between + other.between, self.inside + other.inside)
+
+
 @dataclass(frozen=True)
 class Book:
     params: tuple[Param, ...]
     units: tuple[Unit, ...]
-    world_size: int
+    topology: Topology
     unit_of: tuple[int, ...]  # parameter index -> unit index
 
-    def planned_bytes(self, rank: int, factors: Mapping[str, FactorSize]) -> float:
-        """Payload bytes that `rank` sends per iteration, if each sees the rows that `factors` tells, by name of the
-        weight that does not go by PS."""
-        return sum(self.unit_bytes(unit, rank, factors) for unit in self.units)
+    def planned_bytes(self, rank: int, factors: Mapping[str, FactorSize]) -> Sent:
+        """What `rank` sends, if each node sees the rows that `factors` tells, by name of the weight that does not go
+        by PS, divided evenly over its devices."""
+        total = Sent()
+        for unit in self.units:
+            total = total.plus(self.unit_bytes(unit, rank, factors))
+        return total
 
-    def unit_bytes(self, unit: Unit, rank: int, factors: Mapping[str, FactorSize]) -> float:
-        others = self.world_size - 1
-        if unit.scheme != "ps":
-            param = self.params[unit.params[0]]
-            k, itemsize = factors[param.name]
-            if unit.scheme == "adam":
-                mine = unit.pairs[0].server == rank
-                return others * unit.nbytes if mine else k * sum(param.shape) * itemsize
-            return others * k * (param.row_bytes if unit.scheme == "rows" else sum(param.shape) * itemsize)
-        own = sum(pair.length for pair in unit.pairs if pair.server == rank)
-        return (unit.numel - own + others * own) * unit.itemsize
+    def unit_bytes(self, unit: Unit, rank: int, factors: Mapping[str, FactorSize]) -> Sent:
+        if unit.scheme == "ps":
+            return self._by_ps(unit, rank)
+        param = self.params[unit.params[0]]
+        k, itemsize = factors[param.name]
+        workers, nodes = len(self.topology.workers), len(self.topology.nodes)
+        row = param.row_bytes if unit.scheme == "rows" else sum(param.shape) * itemsize
+        own = k * nodes / workers * row if self.topology.works(rank) else 0.0
+        if unit.scheme == "adam":
+            return self._by_adam(unit, rank, own)
+        beside, elsewhere = self.topology.beside(rank), nodes - 1
+        senders = [other for other in self.topology.workers if other not in (rank, *beside)]
+        passed_on = sum(self._speaks_for(unit, other, rank) for other in senders)
+        blocks = 0
+        if unit.scheme == "sfb" and self.topology.divides:
+            blocks = len(self.topology.part(rank, param.shape[0])) * param.shape[1] * param.itemsize
+        return Sent(elsewhere * own, len(beside) * (own + passed_on * own + blocks))
+
+    def _speaks_for(self, unit: Unit, sender: int, rank: int) -> bool:
+        """Does `rank` hand on what `sender`, of another node, sends to its node?"""
+        node = self.topology.node_of(rank)
+        key = self.topology.device_of(sender) if self.topology.works(sender) else unit.index
+        return node is not None and self.topology.delegate(node, sender, key) == rank
+
+    def _by_ps(self, unit: Unit, rank: int) -> Sent:
+        topology, beside = self.topology, len(self.topology.beside(rank))
+        node = topology.node_of(rank)
+        between = inside = 0
+        for pair in unit.pairs:
+            delegate = None if node is None else topology.delegate(node, pair.server, unit.index + pair.index)
+            if pair.server == rank:
+                between += pair.length * (len(topology.nodes) - (node is not None))
+                inside += pair.length * beside
+            elif delegate == rank:
+                between += pair.length
+                inside += pair.length * beside
+            elif node is not None:
+                inside += pair.length
+        return Sent(between * unit.itemsize, inside * unit.itemsize)
+
+    def _by_adam(self, unit: Unit, rank: int, own: float) -> Sent:
+        topology, owner = self.topology, unit.pairs[0].server
+        beside, node = len(topology.beside(rank)), topology.node_of(rank)
+        if owner == rank:
+            return Sent((len(topology.nodes) - (node is not None)) * unit.nbytes, beside * unit.nbytes)
+        if node == topology.node_of(owner):
+            return Sent(0.0, own)
+        return Sent(own, beside * unit.nbytes if self._speaks_for(unit, owner, rank) else 0.0)
 
 
 def build_book(
     params: Sequence[Param],
-    world_size: int,
+    topology: Topology,
     *,
     kv_bytes: int,
     merge_bytes: int,
@@ -137,7 +188,7 @@ def build_book(
     """
     chosen = schemes or {}
     groups = _group(params, merge_bytes, chosen)
-    load = [0] * world_size
+    load = dict.fromkeys(topology.servers, 0)
     units = []
     unit_of = [0] * len(params)
     for index, members in enumerate(groups):
@@ -154,7 +205,7 @@ def build_book(
         units.append(Unit(index, tuple(members), scheme, merged, numel, first.itemsize, pairs, shape))
         for i in members:
             unit_of[i] = index
-    return Book(tuple(params), tuple(units), world_size, tuple(unit_of))
+    return Book(tuple(params), tuple(units), topology, tuple(unit_of))
 
 
 def _group(params: Sequence[Param], merge_bytes: int, schemes: Mapping[str, Scheme]) -> list[list[int]]:
@@ -189,14 +240,14 @@ def _group(params: Sequence[Param], merge_bytes: int, schemes: Mapping[str, Sche
     return groups
 
 
-def _whole(numel: int, itemsize: int, load: list[int]) -> KVPair:
+def _whole(numel: int, itemsize: int, load: dict[int, int]) -> KVPair:
     """Of a tensor that has one owner: the least loaded shard; `load` is updated."""
-    server = min(range(len(load)), key=lambda rank: (load[rank], rank))
+    server = min(load, key=lambda rank: (load[rank], rank))
     load[server] += numel * itemsize
     return KVPair(0, 0, numel, server)
 
 
-def _cut(numel: int, itemsize: int, load: list[int], kv_bytes: int, merge_bytes: int) -> tuple[KVPair, ...]:
+def _cut(numel: int, itemsize: int, load: dict[int, int], kv_bytes: int, merge_bytes: int) -> tuple[KVPair, ...]:
     """KV pairs of at most `kv_bytes`, dealt round-robin over the shards, least loaded first; `load` is updated.
 
     A tensor that gives fewer pairs than there are shards is cut finer, so that no shard is idle while
@@ -210,7 +261,7 @@ def _cut(numel: int, itemsize: int, load: list[int], kv_bytes: int, merge_bytes:
         pieces = math.ceil(pieces / shards) * shards
     pieces = max(1, min(pieces, numel))
     base, extra = divmod(numel, pieces)
-    order = sorted(range(shards), key=lambda rank: (load[rank], rank))
+    order = sorted(load, key=lambda rank: (load[rank], rank))
     pairs = []
     offset = 0
     for index in range(pieces):

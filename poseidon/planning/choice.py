@@ -13,10 +13,11 @@ from poseidon.planning.cost import (
     best_of_embedding,
     best_scheme,
     block_floats,
-    ps_floats,
+    ps_busiest_floats,
     rows_floats,
     sfb_floats,
 )
+from poseidon.planning.topology import Topology
 
 #: What every linear layer goes by under a comm that does not choose.
 _ALL: dict[str, Scheme] = {"sfb": "sfb", "project_adam": "adam"}
@@ -28,17 +29,20 @@ class Decision:
 
     Attributes:
         schemes: scheme per parameter that can travel as factors or rows; all others go by PS.
-        factors: size of its factors per such parameter (rows: the mean over ranks, rounded up).
+        factors: size of its factors per such parameter (rows: the mean over nodes, rounded up).
     """
 
     schemes: dict[str, Scheme]
     factors: dict[str, FactorSize]
 
 
-def decide(comm: str, params: Sequence[Param], seen_by_rank: Sequence[Mapping[str, FactorSize]]) -> Decision:
+def decide(
+    comm: str, params: Sequence[Param], seen_by_rank: Sequence[Mapping[str, FactorSize]], topology: Topology
+) -> Decision:
     """Choose the scheme of every weight that can travel otherwise than whole.
 
-    An embedding goes as rows where that moves fewer floats, whatever the comm.
+    An embedding goes as rows where that moves fewer floats, whatever the comm. Where there is but one node, nothing
+    leaves it: the rule then takes its devices for nodes.
 
     Args:
         comm: ``ps``, ``sfb``, ``hybrid`` (the papers' rule) or ``project_adam``.
@@ -46,17 +50,17 @@ def decide(comm: str, params: Sequence[Param], seen_by_rank: Sequence[Mapping[st
             purely their product. A weight missing on any rank (also used elsewhere, accumulated, unused) has
             no factors to send there and goes by PS. An embedding that was not used has 0 rows.
     """
-    world_size = len(seen_by_rank)
+    ranks, nodes = len(seen_by_rank), len(topology.nodes)
     schemes = compulsory(params)
     factors: dict[str, FactorSize] = {}
     for param in params:
         sizes = [seen[param.name] for seen in seen_by_rank if param.name in seen]
-        k = -(-sum(size.rows for size in sizes) // world_size)
-        if not param.counted and (not param.factors or len(sizes) < world_size or (param.factors == "rows" and not k)):
+        k = -(-sum(size.rows for size in sizes) // nodes)
+        if not param.counted and (not param.factors or len(sizes) < ranks or (param.factors == "rows" and not k)):
             continue
         factors[param.name] = FactorSize(k, max((size.itemsize for size in sizes), default=param.itemsize))
         if not param.counted:
-            schemes[param.name] = _choose(comm, param, k, world_size)
+            schemes[param.name] = _choose(comm, param, k if nodes > 1 else -(-k // ranks), topology)
     return Decision(schemes, factors)
 
 
@@ -65,12 +69,12 @@ def compulsory(params: Sequence[Param]) -> dict[str, Scheme]:
     return {param.name: "rows" for param in params if param.counted}
 
 
-def _choose(comm: str, param: Param, k: int, world_size: int) -> Scheme:
-    m, n = param.shape
+def _choose(comm: str, param: Param, k: int, topology: Topology) -> Scheme:
+    (m, n), parties = param.shape, topology.parties
     if param.factors == "rows":
-        return best_of_embedding(m, n, k, world_size, world_size)
+        return best_of_embedding(m, n, k, *parties)
     if comm == "hybrid":
-        return best_scheme(m, n, k, world_size, world_size)
+        return best_scheme(m, n, k, *parties)
     return _ALL.get(comm, "ps")
 
 
@@ -78,14 +82,14 @@ def describe(book: Book, factors: Mapping[str, FactorSize], rank: int) -> list[d
     """One row per parameter, in the model's order: what travels how, in floats per node (both directions).
 
     "rows" is K: the factor's rows of a linear layer, or the different rows of an embedding that were touched; the
-    mean over ranks, rounded up.
+    mean over nodes, rounded up.
     """
     result: list[dict[str, Any]] = []
     for index, param in enumerate(book.params):
         unit = book.units[book.unit_of[index]]
         k = factors[param.name].rows if param.name in factors else None
         m, n = param.shape if param.factors else (param.numel, 1)
-        p = book.world_size
+        p, servers, dedicated = book.topology.parties if len(book.topology.nodes) > 1 else (1, 1, False)
         linear = k if param.factors == "linear" else None
         result.append(
             {
@@ -95,7 +99,7 @@ def describe(book: Book, factors: Mapping[str, FactorSize], rank: int) -> list[d
                 "shape": list(param.shape),
                 "rows": k,
                 "scheme": unit.scheme,
-                "floats_ps": ps_floats(m, n, p, p),
+                "floats_ps": ps_busiest_floats(m, n, p, servers, dedicated),
                 "floats_sfb": sfb_floats(m, n, linear, p) if linear else None,
                 "floats_rows": rows_floats(n, k, p) if k is not None and param.factors == "rows" else None,
                 "floats_adam": adam_floats(m, n, linear, p) if linear else None,
@@ -103,7 +107,9 @@ def describe(book: Book, factors: Mapping[str, FactorSize], rank: int) -> list[d
                 "unit": unit.index,
                 "merged": unit.merged,
                 "servers": sorted({pair.server for pair in unit.pairs}),
-                "planned_bytes": book.unit_bytes(unit, rank, factors) * param.numel / max(1, _values(book, unit.index)),
+                "planned_bytes": book.unit_bytes(unit, rank, factors).between
+                * param.numel
+                / max(1, _values(book, unit.index)),
             }
         )
     return result

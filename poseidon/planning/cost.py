@@ -60,22 +60,36 @@ def rows_floats(n: int, rows: int, workers: int) -> float:
     return 2 * rows * (workers - 1) * (n + 1)
 
 
-def best_scheme(m: int, n: int, rows: int, workers: int, servers: int) -> Scheme:
-    """The papers' rule for a fully connected layer (P17, algorithm 1): SFB when it moves no more floats than PS.
+def ps_busiest_floats(m: int, n: int, workers: int, servers: int, dedicated: bool) -> float:
+    """Floats at the node that moves most by PS.
+
+    Args:
+        dedicated: servers are nodes that do not work.
+    """
+    if dedicated:
+        return max(ps_worker_floats(m, n), ps_server_floats(m, n, workers, servers))
+    return ps_floats(m, n, workers, servers)
+
+
+def best_scheme(m: int, n: int, rows: int, workers: int, servers: int, dedicated: bool = False) -> Scheme:
+    """The papers' rule for a fully connected layer (P17, algorithm 1): SFB when it moves no more floats than PS, at the
+    node that moves most.
 
     A layer that saw no row has no factors worth a message: it goes by PS. One worker alone sends nothing by either; its
     server would have to add up the whole matrix, so the rule's "no more" takes SFB.
     """
     if rows < 1:
         return "ps"
-    return "sfb" if sfb_floats(m, n, rows, workers) <= ps_floats(m, n, workers, servers) else "ps"
+    by_ps = ps_busiest_floats(m, n, workers, servers, dedicated)
+    return "sfb" if sfb_floats(m, n, rows, workers) <= by_ps else "ps"
 
 
-def best_of_embedding(m: int, n: int, rows: int, workers: int, servers: int) -> Scheme:
+def best_of_embedding(m: int, n: int, rows: int, workers: int, servers: int, dedicated: bool = False) -> Scheme:
     """Of an embedding of M rows, of which `rows` are touched: as rows when that moves no more floats than PS."""
     if rows < 1 or workers < 2:
         return "ps"
-    return "rows" if rows_floats(n, rows, workers) <= ps_floats(m, n, workers, servers) else "ps"
+    by_ps = ps_busiest_floats(m, n, workers, servers, dedicated)
+    return "rows" if rows_floats(n, rows, workers) <= by_ps else "ps"
 
 
 def sharded_bytes(params: Iterable[tuple[tuple[int, ...], int, bool]], nodes: int) -> int:

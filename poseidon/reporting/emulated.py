@@ -93,12 +93,11 @@ def link_seconds(run: Run) -> float | None:
     sent = run.summary.get("bytes_sent_per_iteration")
     if "network" not in run.emulated_costs or not isinstance(sent, (list, tuple)):
         return None
-    own, usual, devices = _node_rates(run), run.params.get("cluster.bandwidth"), run.whole("devices_per_node", 1) or 1
-    nodes: dict[int, float] = {}
-    for rank, nbytes in enumerate(sent):
-        nodes[rank // devices] = nodes.get(rank // devices, 0.0) + (number(nbytes) or 0.0)
-    rates = {node: _rate(own.get(str(node), usual)) for node in nodes}
-    return max((8 * nodes[node] / rate for node, rate in rates.items() if rate), default=None)
+    own, usual = _node_rates(run), run.params.get("cluster.bandwidth")
+    rates = [_rate(own.get(str(node), usual)) for node in range(len(sent))]
+    return max(
+        (8 * (number(nbytes) or 0.0) / rate for nbytes, rate in zip(sent, rates, strict=True) if rate), default=None
+    )
 
 
 def basis(runs: Iterable[Run]) -> list[str]:

@@ -3,7 +3,7 @@
 from poseidon.planning import Unit
 from poseidon.schemes.adam import Adam
 from poseidon.schemes.average import accumulator_dtype
-from poseidon.schemes.base import Context, Contribution, Scheme, Touched
+from poseidon.schemes.base import Context, Contribution, Scheme, Share, Touched
 from poseidon.schemes.memory import raw, storage_order
 from poseidon.schemes.ps import PS
 from poseidon.schemes.rows import Rows, combine, merge
@@ -17,6 +17,7 @@ __all__ = [
     "Contribution",
     "Rows",
     "Scheme",
+    "Share",
     "Touched",
     "accumulator_dtype",
     "combine",

@@ -23,31 +23,30 @@ class Adam(SFB):
     def __init__(self, unit: Unit, context: Context) -> None:
         super().__init__(unit, context)
         self._owner = unit.pairs[0].server
-        self._waiting = False
 
     def peers(self) -> Iterable[int]:
         return () if self._owner == self._context.rank else (self._owner,)
 
-    def contribute(self, round_: int, contribution: Contribution) -> None:
-        self._waiting = True
-        super().contribute(round_, contribution)
-
     def on_message(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.PULL_NONE:
-            self._finish(None)
+            self.hand_on(header, payload)
+            self._finish(header.round, None)
         elif header.kind is Kind.PULL:
             if header.total != self.unit.nbytes:
                 raise RuntimeError(f"matrix of unit {self.unit.index} has {header.total} bytes, not {self.unit.nbytes}")
+            self.hand_on(header, payload)
             data = self.assemble(header, payload)
             if data is not None:
-                self._finish(self.as_matrix(data))
+                matrix = self.as_matrix(data)
+                # A copy where it is handed on: the user may change it meanwhile.
+                self._finish(header.round, matrix.clone() if self._beside else matrix)
         else:
-            super().on_message(header, payload)
+            self.receive(header, payload)
 
     def waits_for(self) -> list[tuple[str, int]]:
         if self._owner == self._context.rank:
             return super().waits_for()
-        return [("averaged gradient", self._owner)] if self._waiting else []
+        return [self.missing("averaged gradient", self._owner)] if self._contributed else []
 
     def add(self, round_: int, rank: int, contribution: Contribution) -> None:
         """Of the owner: what has come takes its host as long as adding up a matrix; the others only send."""
@@ -62,8 +61,10 @@ class Adam(SFB):
         header = Header(kind, context.rank, context.model, context.plan, round_, unit=self.unit.index)
         data = memoryview(b"") if result is None else raw(result.view(-1))
         self.send(super().peers(), header, data)
-        self._finish(None if result is None else result.clone())  # the user may change it while it is being sent
+        if context.topology.works(context.rank):
+            # A copy: the user may change it while it is being sent.
+            self._finish(round_, None if result is None else result.clone())
 
-    def _finish(self, result: torch.Tensor | None) -> None:
-        self._waiting = False
-        self._context.done(self.unit.index, result)
+    def _finish(self, round_: int, result: torch.Tensor | None) -> None:
+        self._contributed.pop(round_, None)
+        self._context.done(round_, self.unit.index, result)

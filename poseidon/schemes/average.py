@@ -1,12 +1,16 @@
-"""The weighted average of P contributions, summed in rank order whatever the order of arrival.
+"""The weighted average of P contributions, summed in their order whatever the order of arrival.
 
 Global gradient = sum over ranks of (n_r / N) g_r. As long as all ranks have the same n_r the weights cancel
 and only the final 1/P is multiplied in; the first different n_r switches to weights n_r and a final 1/N.
 Which of the two happens depends on the n_r in rank order alone, so the bits are the same on every rerun.
 A rank with n_r = 0 contributes nothing, whatever it sends: its gradient may be the mean over no row, NaN.
+
+Of nodes with several devices it is done twice: the devices' average weighs as much as they have rows together.
 """
 
 from __future__ import annotations
+
+from collections import defaultdict
 
 import torch
 
@@ -19,78 +23,87 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class Average:
-    """Accumulates one slice, round after round.
+    """Accumulates one slice, round after round; several rounds may be under way.
 
-    Two result buffers alternate: a peer may still be receiving round t from the one when round t + 1 is
-    summed into the other; it cannot contribute to round t + 2 before it has all of round t + 1.
+    Results lie in `depth` buffers in turn. With staleness s whoever contributes to round t has all of round t - 1 - s,
+    to which then everybody has contributed, having all of round t - 2 - 2s: with depth = 2 + 2s nobody still receives
+    what is summed over.
     """
 
-    def __init__(self, length: int, world_size: int, dtype: torch.dtype) -> None:
-        self._world_size = world_size
-        self._dtype = dtype
-        self._buffers = [torch.empty(length, dtype=accumulator_dtype(dtype)) for _ in range(2)]
-        self._turn = 0
-        self._reset()
+    def __init__(self, length: int, parts: int, dtype: torch.dtype, depth: int = 2) -> None:
+        self._length, self._parts, self._dtype, self._depth = length, parts, dtype, depth
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._sums: dict[int, _Sum] = defaultdict(lambda: _Sum(parts))
 
-    def _reset(self) -> None:
-        self._got: list[object] = [_MISSING] * self._world_size
-        self._next = 0
-        self._rows: list[int] = []
-        self._equal = True
-        self._held: tuple[torch.Tensor, float] | None = None
-        self._filled = False
+    def missing(self, round_: int) -> list[int]:
+        got = self._sums[round_].got if round_ in self._sums else []
+        return [part for part in range(self._parts) if not got or got[part] is _MISSING]
 
-    def missing(self) -> list[int]:
-        return [rank for rank, got in enumerate(self._got) if got is _MISSING]
-
-    def offer(self, rank: int, rows: int, data: torch.Tensor | None) -> bool:
+    def offer(self, round_: int, part: int, rows: int, data: torch.Tensor | None) -> bool:
         """Take a contribution; its memory must stay as it is until the sum is complete. True: complete."""
-        if self._got[rank] is not _MISSING:
-            raise RuntimeError(f"rank {rank} contributed twice to one round")
-        self._got[rank] = (rows, data)
-        while self._next < self._world_size and self._got[self._next] is not _MISSING:
-            self._fold(*self._got[self._next])  # type: ignore[misc]
-            self._got[self._next] = None
-            self._next += 1
-        return self._next == self._world_size
+        total = self._sums[round_]
+        if total.got[part] is not _MISSING:
+            raise RuntimeError(f"part {part} contributed twice to one round")
+        total.got[part] = (rows, data)
+        while total.next < self._parts and total.got[total.next] is not _MISSING:
+            self._fold(total, round_, *total.got[total.next])  # type: ignore[misc]
+            total.got[total.next] = None
+            total.next += 1
+        return total.next == self._parts
 
-    def _fold(self, rows: int, data: torch.Tensor | None) -> None:
-        self._rows.append(rows)
-        first = self._rows[0]
-        if self._equal and rows != first:
-            self._equal = False
-            if self._filled:
-                self._buffers[self._turn].mul_(first)
-            elif self._held is not None:
-                self._held = (self._held[0], first)
-        weight = 1 if self._equal else rows
+    def _fold(self, total: _Sum, round_: int, rows: int, data: torch.Tensor | None) -> None:
+        total.rows.append(rows)
+        first = total.rows[0]
+        if total.equal and rows != first:
+            total.equal = False
+            if total.filled:
+                self._out(round_).mul_(first)
+            elif total.held is not None:
+                total.held = (total.held[0], first)
+        weight = 1 if total.equal else rows
         if data is None or rows == 0:
             return
-        out = self._buffers[self._turn]
+        out = self._out(round_)
         data = data.to(out.dtype)
-        if self._filled:
+        if total.filled:
             out.add_(data, alpha=weight)
-        elif self._held is None:
-            self._held = (data, weight)
+        elif total.held is None:
+            total.held = (data, weight)
         else:
-            held, held_weight = self._held
+            held, held_weight = total.held
             if held_weight == weight == 1:
                 torch.add(held, data, out=out)
             else:
                 torch.mul(held, held_weight, out=out).add_(data, alpha=weight)
-            self._held, self._filled = None, True
+            total.held, total.filled = None, True
 
-    def take(self) -> torch.Tensor | None:
-        """The average, valid until the round after next is complete; None if no rank had a gradient."""
-        out = self._buffers[self._turn]
-        scale = 1 / (self._world_size if self._equal else sum(self._rows))
-        result: torch.Tensor | None = out
-        if self._filled:
+    def take(self, round_: int) -> tuple[int, torch.Tensor | None]:
+        """Rows of all, and the average, which stays until `depth` rounds later; None if no rank had a gradient."""
+        total = self._sums.pop(round_)
+        scale = 1 / (self._parts if total.equal else sum(total.rows))
+        out = self._out(round_)
+        if total.filled:
             out.mul_(scale)
-        elif self._held is not None:
-            torch.mul(self._held[0], self._held[1] * scale, out=out)
+        elif total.held is not None:
+            torch.mul(total.held[0], total.held[1] * scale, out=out)
         else:
-            result = None
-        self._turn ^= 1
-        self._reset()
-        return result if result is None else result.to(self._dtype)
+            return sum(total.rows), None
+        return sum(total.rows), out.to(self._dtype)
+
+    def _out(self, round_: int) -> torch.Tensor:
+        turn = round_ % self._depth
+        if turn not in self._buffers:
+            self._buffers[turn] = torch.empty(self._length, dtype=accumulator_dtype(self._dtype))
+        return self._buffers[turn]
+
+
+class _Sum:
+    """One round: what has come, and what is added up."""
+
+    def __init__(self, parts: int) -> None:
+        self.got: list[object] = [_MISSING] * parts
+        self.next = 0
+        self.rows: list[int] = []
+        self.equal = True
+        self.held: tuple[torch.Tensor, float] | None = None
+        self.filled = False

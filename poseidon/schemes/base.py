@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from poseidon.planning import Unit
+from poseidon.planning import Topology, Unit
 from poseidon.transport import Header
 
 
@@ -62,27 +62,40 @@ class Contribution:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one device of a node has to multiply out for all of them: rows of a weight's averaged gradient."""
+
+    contributions: list[Contribution]
+    rows: range
+
+
+@dataclass(frozen=True)
 class Context:
     """A unit's surroundings, handed to its scheme.
 
     Attributes:
+        depth: rounds after which memory that was sent from may be written again (see Average).
         send: (peer, header, payload bytes): queue a message and count it.
-        done: (unit index, result): the global gradient's parts are complete.
+        done: (round, unit index, result): the global gradient's parts are complete. Before that, of a weight that
+            the devices of a node multiply out for each other, a :class:`Share` of the work.
+        has_values: False: tensors have sizes only.
         summed: (bytes, call): `call` once this rank's host, as a server, may have added so many bytes.
         multiplied: (contributions, shape, dtype): the averaged gradient that this rank's host makes of them.
         piece_bytes: largest payload of one message.
     """
 
     rank: int
-    world_size: int
+    topology: Topology
     model: int
     plan: int
     dtype: torch.dtype
     piece_bytes: int
+    depth: int
     send: Callable[[int, Header, Any], None]
-    done: Callable[[int, Any], None]
+    done: Callable[[int, int, Any], None]
     multiplied: Callable[[Sequence[Contribution], torch.Size, torch.dtype], torch.Tensor | None]
     summed: Callable[[int, Callable[[], None]], None] = lambda nbytes, call: call()
+    has_values: bool = True
 
 
 class Scheme(Protocol):

@@ -1,12 +1,15 @@
 """From every rank to every other: what SFB and rows have in common.
 
+To another node a contribution goes once: to the sender's delegate there, who hands it on as it is to the other
+devices of that node.
+
 What a rank has in a round is not fixed by the plan (a weight may be used otherwise than planned, or not at all):
 a message says whether it carries what the scheme is made for, a dense gradient, or the word that there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,8 +42,9 @@ class Broadcast:
     def __init__(self, unit: Unit, context: Context) -> None:
         self.unit = unit
         self._context = context
-        self._round = 0
-        # A peer may be one round ahead.
+        self._beside = context.topology.beside(context.rank)
+        self._contributed: dict[int, None] = {}  # rounds that are not complete
+        # A peer may be ahead.
         self._rounds: dict[int, dict[int, Contribution]] = {}
         self._partial: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
 
@@ -62,7 +66,7 @@ class Broadcast:
     def contribute(self, round_: int, contribution: Contribution) -> None:
         """Broadcast. `dense` may be overwritten from the end of this round on, all else two rounds later."""
         context = self._context
-        self._round = round_
+        self._contributed[round_] = None
         message = self.pack(contribution)
         header = Header(
             message.kind,
@@ -79,9 +83,24 @@ class Broadcast:
         self.add(round_, context.rank, contribution)
 
     def peers(self) -> Iterable[int]:
-        """Who gets contributions. Every rank begins with another one, so that nobody is sent to by all at once."""
-        rank, size = self._context.rank, self._context.world_size
-        return [(rank + step) % size for step in range(1, size)]
+        """Who gets contributions: a delegate on every other node, and the other devices of this one."""
+        rank, topology = self._context.rank, self._context.topology
+        return [*topology.delegates(rank, self._key(rank)), *self._beside]
+
+    def hand_on(self, header: Header, payload: memoryview) -> None:
+        """To the other devices of this node what has come from another node to this rank, their delegate."""
+        rank, topology = self._context.rank, self._context.topology
+        node = topology.node_of(rank)
+        if not self._beside or header.rank in self._beside or node is None:
+            return
+        if topology.delegate(node, header.rank, self._key(header.rank)) == rank:
+            for peer in self._beside:
+                self._context.send(peer, header, payload)
+
+    def _key(self, sender: int) -> int:
+        """The devices of a node speak with those of another one each with one."""
+        topology = self._context.topology
+        return topology.device_of(sender) if topology.works(sender) else self.unit.index
 
     def send(self, peers: Iterable[int], header: Header, data: memoryview) -> None:
         """In pieces, each to all of them."""
@@ -92,6 +111,11 @@ class Broadcast:
                 context.send(peer, header._replace(offset=offset, total=data.nbytes), piece)
 
     def on_message(self, header: Header, payload: memoryview) -> None:
+        self.hand_on(header, payload)
+        self.receive(header, payload)
+
+    def receive(self, header: Header, payload: memoryview) -> None:
+        """A contribution, or a piece of one."""
         if header.kind is Kind.NONE:
             self.add(header.round, header.rank, Contribution(header.rows))
             return
@@ -105,10 +129,17 @@ class Broadcast:
             self.add(header.round, header.rank, self.unpack(header, data))
 
     def waits_for(self) -> list[tuple[str, int]]:
-        got = self._rounds.get(self._round)
-        if got is None:  # complete, or not begun
-            return []
-        return [(self.what, rank) for rank in range(self._context.world_size) if rank not in got]
+        for round_ in self._contributed:
+            got = self._rounds.get(round_, {})
+            return [self.missing(self.what, rank) for rank in self._context.topology.workers if rank not in got]
+        return []
+
+    def missing(self, what: str, rank: int) -> tuple[str, int]:
+        """What has not come of a rank, and who is to hand it on."""
+        me, topology = self._context.rank, self._context.topology
+        node = topology.node_of(me)
+        via = rank if node is None else topology.delegate(node, rank, self._key(rank))
+        return (what, rank) if via in (rank, me) else (f"pull ({what} of rank {rank})", via)
 
     def not_mine(self, header: Header) -> RuntimeError:
         return RuntimeError(f"{header.kind.name} for unit {self.unit.index}, which goes by {self.name}")
@@ -135,13 +166,15 @@ class Broadcast:
         if rank in got:
             raise RuntimeError(f"rank {rank} contributed twice to one round")
         got[rank] = contribution
-        if len(got) == self._context.world_size:
+        workers = self._context.topology.workers
+        if len(got) == len(workers):
             del self._rounds[round_]
-            self.complete(round_, [got[r] for r in range(self._context.world_size)])
+            self._contributed.pop(round_, None)
+            self.complete(round_, [got[rank] for rank in workers])
 
     def complete(self, round_: int, contributions: list[Contribution]) -> None:
         """All ranks' contributions are here, in rank order."""
-        self._context.done(self.unit.index, contributions)
+        self._context.done(round_, self.unit.index, contributions)
 
 
 def dense_copy(contribution: Contribution) -> torch.Tensor | None:
@@ -155,7 +188,12 @@ def as_type(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return from_bytes(raw(data), dtype)
 
 
-def weights(contributions: list[Contribution]) -> list[float]:
+def weighted(contributions: Sequence[Contribution]) -> list[tuple[float, Contribution]]:
+    """Those that count, each with its weight."""
+    return [(w, c) for w, c in zip(weights(contributions), contributions, strict=True) if w]
+
+
+def weights(contributions: Sequence[Contribution]) -> list[float]:
     """n_r / N by rank; of equal n_r all 1/P. 0 for a rank without rows, which contributes nothing, whatever it sent."""
     rows = [c.rows for c in contributions]
     if not any(rows):

@@ -1,8 +1,13 @@
-"""PS: a unit's KV pairs go to the shards that own them, are averaged there, and come back (P17, section 2.1)."""
+"""PS: a unit's KV pairs go to the shards that own them, are averaged there, and come back (P17, section 2.1).
+
+Of a node with several devices one, the pair's delegate, averages what they have before it leaves the node, and hands
+on what comes back (P15, section 3: gradients are merged in each node first).
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -13,104 +18,142 @@ from poseidon.schemes.memory import from_bytes, raw
 from poseidon.transport import Header, Kind
 
 
+class _Round:
+    """What a worker waits for in one round: averages are written into `target`."""
+
+    def __init__(self, target: torch.Tensor | None, pairs: tuple[KVPair, ...]) -> None:
+        self.target = target
+        self.waiting = {pair.index for pair in pairs}
+
+
 class PS:
     """Worker side of one unit, and the server side of the KV pairs that this rank owns."""
 
     def __init__(self, unit: Unit, context: Context) -> None:
         self.unit = unit
         self._context = context
-        self._owned = {
-            pair.index: Average(pair.length, context.world_size, context.dtype)
-            for pair in unit.pairs
-            if pair.server == context.rank
-        }
+        me, topology = context.rank, context.topology
+        self._node = topology.node_of(me)
+        self._beside = topology.beside(me)
+        self._first: list[int] = []  # by pair, who gets what this rank has; none on a rank that only serves
+        self._merged: dict[int, Average] = {}  # of this node's devices, where this rank speaks for them
+        self._owned: dict[int, Average] = {}  # of all nodes
+        for pair in unit.pairs:
+            if self._node is not None:
+                delegate = topology.delegate(self._node, pair.server, unit.index + pair.index)
+                self._first.append(delegate if self._beside else pair.server)
+                if self._beside and delegate == me:
+                    self._merged[pair.index] = self._average(pair, len(topology.nodes[self._node]))
+            if pair.server == me:
+                self._owned[pair.index] = self._average(pair, len(topology.nodes))
         # Every worker starts with another shard, so that no server is asked by all at once.
-        start = (context.rank + 1) % len(unit.pairs)
+        start = (me + 1) % len(unit.pairs)
         self._order = unit.pairs[start:] + unit.pairs[:start]
-        self._round = 0
-        self._target: torch.Tensor | None = None
-        self._waiting: set[int] = set()
+        self._rounds: dict[int, _Round] = {}
+
+    def _average(self, pair: KVPair, parts: int) -> Average:
+        return Average(pair.length, parts, self._context.dtype, self._context.depth)
 
     def contribute(self, round_: int, contribution: Contribution) -> None:
         """Push; from now on the averages are written into `contribution.dense`."""
-        self._round = round_
-        source = self._target = contribution.dense
-        self._waiting = {pair.index for pair in self.unit.pairs}
-        rows = contribution.rows
-        data = None if source is None else raw(source)
+        source, rows = contribution.dense, contribution.rows
+        self._rounds[round_] = _Round(source, self.unit.pairs)
         for pair in self._order:
-            if pair.server == self._context.rank:
-                # Of the contribution, not of the target: an earlier pair's result may have made one meanwhile.
-                self._offer(pair, self._context.rank, rows, _slice(source, pair))
-                continue
-            header = self._header(Kind.PUSH if data is not None else Kind.PUSH_NONE, pair, rows)
-            self._context.send(pair.server, header, None if data is None else data[self._bytes(pair)])
+            # Of the contribution, not of the target: an earlier pair's result may have made one meanwhile.
+            self._push(round_, pair, self._first[pair.index], rows, _slice(source, pair))
+
+    def _push(self, round_: int, pair: KVPair, to: int, rows: int, data: torch.Tensor | None) -> None:
+        if to == self._context.rank:
+            self._offer(round_, pair, to, rows, data)
+            return
+        header = self._header(Kind.PUSH_NONE if data is None else Kind.PUSH, round_, pair, rows)
+        self._context.send(to, header, None if data is None else raw(data))
 
     def on_message(self, header: Header, payload: memoryview) -> None:
-        pair = self.unit.pairs[header.pair]
+        pair, round_ = self.unit.pairs[header.pair], header.round
         match header.kind:
             case Kind.PUSH:
-                self._offer(pair, header.rank, header.rows, from_bytes(payload, self._context.dtype))
+                self._offer(round_, pair, header.rank, header.rows, from_bytes(payload, self._context.dtype))
             case Kind.PUSH_NONE:
-                self._offer(pair, header.rank, header.rows, None)
-            case Kind.PULL:
-                self._complete(pair, from_bytes(payload, self._context.dtype))
-            case Kind.PULL_NONE:
-                self._complete(pair, None)
+                self._offer(round_, pair, header.rank, header.rows, None)
+            case Kind.PULL | Kind.PULL_NONE:
+                result = None if header.kind is Kind.PULL_NONE else from_bytes(payload, self._context.dtype)
+                if header.rank not in self._beside:
+                    self._hand_on(round_, pair, result, list(self._beside))
+                self._complete(round_, pair, result)
             case _:
                 raise RuntimeError(f"{header.kind.name} for unit {self.unit.index}, which goes by PS")
 
     def waits_for(self) -> list[tuple[str, int]]:
         result: list[tuple[str, int]] = []
-        for index in sorted(self._waiting):
-            pair = self.unit.pairs[index]
-            if pair.server == self._context.rank:
-                result += [("push", rank) for rank in self._owned[index].missing()]
-            else:
-                result.append(("pull", pair.server))
+        topology, me = self._context.topology, self._context.rank
+        for round_ in sorted(self._rounds)[:1]:
+            for index in sorted(self._rounds[round_].waiting):
+                pair, to = self.unit.pairs[index], self._first[index]
+                if to != me:
+                    result.append(("pull", to))
+                    continue
+                assert self._node is not None
+                devices = topology.nodes[self._node]
+                missing = [devices[part] for part in self._merged[index].missing(round_)] if self._beside else []
+                if not missing and pair.server != me:
+                    result.append(("pull", pair.server))
+                elif not missing:
+                    nodes = self._owned[index].missing(round_)
+                    missing = [topology.delegate(node, me, self.unit.index + index) for node in nodes]
+                result += [("push", rank) for rank in missing]
         return result
 
-    def _offer(self, pair: KVPair, rank: int, rows: int, data: torch.Tensor | None) -> None:
-        self._context.summed(0 if data is None else data.nbytes, partial(self._add, pair, rank, rows, data))
+    def _offer(self, round_: int, pair: KVPair, rank: int, rows: int, data: torch.Tensor | None) -> None:
+        """Of one device of this node, or of another node."""
+        local = bool(self._beside) and self._context.topology.node_of(rank) == self._node
+        add = partial(self._merge if local else self._add, round_, pair, rank, rows, data)
+        self._context.summed(0 if data is None else data.nbytes, add)
 
-    def _add(self, pair: KVPair, rank: int, rows: int, data: torch.Tensor | None) -> None:
-        average = self._owned[pair.index]
-        if not average.offer(rank, rows, data):
+    def _merge(self, round_: int, pair: KVPair, rank: int, rows: int, data: torch.Tensor | None) -> None:
+        average = self._merged[pair.index]
+        if not average.offer(round_, self._context.topology.device_of(rank), rows, data):
             return
-        result = average.take()
-        header = self._header(Kind.PULL if result is not None else Kind.PULL_NONE, pair, 0)
+        rows, result = average.take(round_)
+        if pair.server != self._context.rank:
+            self._push(round_, pair, pair.server, rows, result)
+            return
+        add = partial(self._add, round_, pair, pair.server, rows, result)
+        self._context.summed(0 if result is None else result.nbytes, add)
+
+    def _add(self, round_: int, pair: KVPair, rank: int, rows: int, data: torch.Tensor | None) -> None:
+        average, topology, me = self._owned[pair.index], self._context.topology, self._context.rank
+        node = topology.node_of(rank)
+        assert node is not None
+        if not average.offer(round_, node, rows, data):
+            return
+        _, result = average.take(round_)
+        self._hand_on(round_, pair, result, topology.delegates(me, self.unit.index + pair.index))
+        if self._node is not None:
+            self._hand_on(round_, pair, result, list(self._beside))
+            self._complete(round_, pair, result)
+
+    def _hand_on(self, round_: int, pair: KVPair, result: torch.Tensor | None, peers: list[int]) -> None:
+        header = self._header(Kind.PULL_NONE if result is None else Kind.PULL, round_, pair, 0)
         payload = None if result is None else raw(result)
-        me, size = self._context.rank, self._context.world_size
-        for peer in ((me + step) % size for step in range(1, size)):
+        for peer in peers:
             self._context.send(peer, header, payload)
-        self._complete(pair, result)
 
-    def _complete(self, pair: KVPair, result: torch.Tensor | None) -> None:
+    def _complete(self, round_: int, pair: KVPair, result: torch.Tensor | None) -> None:
+        state = self._rounds[round_]
         if result is not None:
-            if self._target is None:
-                self._target = torch.empty(self.unit.numel, dtype=self._context.dtype)
-            self._target[pair.offset : pair.offset + pair.length].copy_(result)
-        self._waiting.remove(pair.index)
-        if not self._waiting:
-            self._context.done(self.unit.index, self._target if result is not None else None)
+            if state.target is None:
+                state.target = torch.empty(self.unit.numel, dtype=self._context.dtype)
+            state.target[pair.offset : pair.offset + pair.length].copy_(result)
+        state.waiting.remove(pair.index)
+        if not state.waiting:
+            del self._rounds[round_]
+            self._context.done(round_, self.unit.index, state.target if result is not None else None)
 
-    def _bytes(self, pair: KVPair) -> slice:
-        size = self.unit.itemsize
-        return slice(pair.offset * size, (pair.offset + pair.length) * size)
-
-    def _header(self, kind: Kind, pair: KVPair, rows: int) -> Header:
+    def _header(self, kind: Kind, round_: int, pair: KVPair, rows: int) -> Header:
         context = self._context
-        return Header(
-            kind,
-            context.rank,
-            context.model,
-            context.plan,
-            self._round,
-            self.unit.index,
-            pair.index,
-            rows=rows,
-        )
+        return Header(kind, context.rank, context.model, context.plan, round_, self.unit.index, pair.index, rows=rows)
 
 
-def _slice(flat: torch.Tensor | None, pair: KVPair) -> torch.Tensor | None:
+def _slice(flat: torch.Tensor | None, pair: KVPair) -> Any:
     return None if flat is None else flat[pair.offset : pair.offset + pair.length]

@@ -15,7 +15,7 @@ import torch
 
 from poseidon.schemes.average import accumulator_dtype
 from poseidon.schemes.base import Contribution, Touched
-from poseidon.schemes.broadcast import Broadcast, Message, as_type, dense_copy, weights
+from poseidon.schemes.broadcast import Broadcast, Message, as_type, dense_copy, weighted
 from poseidon.transport import Header, Kind
 
 #: Bits of the header's `pair`.
@@ -95,9 +95,9 @@ def combine(
     Returns:
         Its rows, distinct and in ascending order; the whole of it where a rank has sent that; None if no rank has one.
     """
-    weighted = [(c, w) for c, w in zip(contributions, weights(list(contributions)), strict=True) if w]
-    parts = [(c.touched, w) for c, w in weighted if c.touched is not None]
-    dense = [(c.dense, w) for c, w in weighted if c.dense is not None]
+    counted = weighted(contributions)
+    parts = [(c.touched, w) for w, c in counted if c.touched is not None]
+    dense = [(c.dense, w) for w, c in counted if c.dense is not None]
     if not parts and not dense:
         return None
     wide = accumulator_dtype(dtype)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from poseidon.planning import Unit
 from poseidon.schemes.average import accumulator_dtype
-from poseidon.schemes.base import Contribution
-from poseidon.schemes.broadcast import Broadcast, Message, as_type, dense_copy, weights
+from poseidon.schemes.base import Context, Contribution, Share
+from poseidon.schemes.broadcast import Broadcast, Message, as_type, dense_copy, weighted
+from poseidon.schemes.memory import raw
 from poseidon.transport import Header, Kind
 
 #: A factor's element type, by the number that stands in its header's `pair`: under autocast factors are
@@ -23,10 +26,71 @@ _DTYPES = (
 )
 
 
+@dataclass
+class _Matrix:
+    """A gradient put together from blocks of rows, and the ranks whose blocks have not come."""
+
+    whole: torch.Tensor
+    missing: set[int]
+
+
 class SFB(Broadcast):
-    """One weight's factors."""
+    """One weight's factors. Of a node with several devices each multiplies out a block of rows for all of them."""
 
     name, what = "SFB", "factors"
+
+    def __init__(self, unit: Unit, context: Context) -> None:
+        super().__init__(unit, context)
+        self._matrices: dict[int, _Matrix] = {}  # by round, where blocks are put together
+
+    def on_message(self, header: Header, payload: memoryview) -> None:
+        if header.kind is not Kind.BLOCK:
+            super().on_message(header, payload)
+            return
+        m, n = self.unit.shape
+        data = self.assemble(header, payload)
+        if data is None:
+            return
+        values = as_type(data, self._context.dtype).view(-1, n)
+        if header.rank not in self._beside or header.pair + len(values) > m:
+            raise RuntimeError(f"a block of unit {self.unit.index} of rank {header.rank} begins at row {header.pair}")
+        self._place(header.round, header.rank, header.pair, values)
+
+    def complete(self, round_: int, contributions: list[Contribution]) -> None:
+        context = self._context
+        if not context.topology.divides:
+            super().complete(round_, contributions)
+        elif all(part is None for _, c in weighted(contributions) for part in (c.dense, c.factors)):
+            context.done(round_, self.unit.index, None)
+        else:
+            rows = context.topology.part(context.rank, self.unit.shape[0])
+            context.done(round_, self.unit.index, Share(contributions, rows))
+
+    def share(self, round_: int, start: int, values: torch.Tensor) -> None:
+        """This device's block, [rows, N], from row `start` on: to the others of its node."""
+        context = self._context
+        header = Header(Kind.BLOCK, context.rank, context.model, context.plan, round_, unit=self.unit.index, pair=start)
+        self.send(self._beside, header, raw(values.view(-1)))
+        self._place(round_, context.rank, start, values)
+
+    def _place(self, round_: int, rank: int, start: int, values: torch.Tensor) -> None:
+        """A block is here."""
+        matrix = self._matrices.get(round_)
+        if matrix is None:
+            whole = torch.empty(self.unit.shape, dtype=self._context.dtype)
+            matrix = self._matrices[round_] = _Matrix(whole, {self._context.rank, *self._beside})
+        if rank not in matrix.missing:
+            raise RuntimeError(f"rank {rank} gave its block twice to one round")
+        matrix.missing.remove(rank)
+        if self._context.has_values:
+            matrix.whole[start : start + len(values)] = values
+        if not matrix.missing:
+            del self._matrices[round_]
+            self._context.done(round_, self.unit.index, matrix.whole)
+
+    def waits_for(self) -> list[tuple[str, int]]:
+        blocks = [("block", rank) for matrix in self._matrices.values() for rank in matrix.missing]
+        return super().waits_for() or blocks
 
     def pack(self, contribution: Contribution) -> Message:
         factors = contribution.factors
@@ -54,37 +118,44 @@ class SFB(Broadcast):
         return Contribution(header.rows, factors=as_type(data, _DTYPES[header.pair]), k=header.k)
 
 
-def reconstruct(contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype) -> torch.Tensor | None:
+def reconstruct(
+    contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype, rows: range | None = None
+) -> torch.Tensor | None:
     """The averaged M x N gradient from all ranks' contributions, in rank order; None if no rank has one.
+
+    Args:
+        rows: of the gradient, the only ones that are wanted.
 
     One multiplication of the concatenated factors, then dense parts: the same operations on the same bytes
     on every rank, hence the same bits. Factors narrower than `dtype` (autocast) are multiplied as they are,
     as one process under autocast would.
     """
     m, n = shape
-    weighted = [(c, w) for c, w in zip(contributions, weights(list(contributions)), strict=True) if w]
-    factored = [(c, w) for c, w in weighted if c.factors is not None]
-    dense = [(c.dense.view(m, n), w) for c, w in weighted if c.dense is not None]
+    wanted = range(m) if rows is None else rows
+    counted = weighted(contributions)
+    factored = [(c, w) for w, c in counted if c.factors is not None]
+    dense = [(c.dense.view(m, n)[wanted.start : wanted.stop], w) for w, c in counted if c.dense is not None]
     if not factored and not dense:
         return None
     if factored and not dense:
-        return _multiply(factored, m, n).to(dtype)
+        return _multiply(factored, m, n, wanted).to(dtype)
     wide = accumulator_dtype(dtype)
-    result = _multiply(factored, m, n).to(wide) if factored else torch.zeros(m, n, dtype=wide)
+    result = _multiply(factored, m, n, wanted).to(wide) if factored else torch.zeros(len(wanted), n, dtype=wide)
     for part, weight in dense:
         result.add_(part.to(wide), alpha=weight)
     return result.to(dtype)
 
 
-def _multiply(parts: Sequence[tuple[Contribution, float]], m: int, n: int) -> torch.Tensor:
+def _multiply(parts: Sequence[tuple[Contribution, float]], m: int, n: int, wanted: range) -> torch.Tensor:
     k = sum(c.k for c, _ in parts)
     kind = parts[0][0].factors.dtype  # type: ignore[union-attr]
-    u, v = torch.empty(k, m, dtype=kind), torch.empty(k, n, dtype=kind)
+    u, v = torch.empty(k, len(wanted), dtype=kind), torch.empty(k, n, dtype=kind)
     row = 0
     for c, weight in parts:
         assert c.factors is not None
         # The factor with the weight in it: K x M multiplications instead of M x N on the result.
-        torch.mul(c.factors[: c.k * m].view(c.k, m), weight, out=u[row : row + c.k])
+        mine = c.factors[: c.k * m].view(c.k, m)[:, wanted.start : wanted.stop]
+        torch.mul(mine, weight, out=u[row : row + c.k])
         v[row : row + c.k].copy_(c.factors[c.k * m :].view(c.k, n))
         row += c.k
     return torch.mm(u.t(), v)

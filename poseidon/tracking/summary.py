@@ -1,7 +1,8 @@
 """``summary.json``: what a run was and what came of it, also when it failed.
 
 The launching process writes it: once before the ranks start (status "running", which stays if the machine
-goes down), once when all have ended. Times are seconds, sizes bytes; lists have one entry per rank.
+goes down), once when all have ended. Times are seconds, sizes bytes; lists have one entry per rank, of
+bytes one per node.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ MEASURED = (
     "bytes_sent_per_iteration",
     "bytes_dense_per_iteration",
     "bytes_planned_per_iteration",
+    "bytes_inside_per_iteration",
+    "bytes_inside_planned_per_iteration",
     "bytes_by_scheme",
     "bytes_source",
     "schemes",
@@ -56,7 +59,7 @@ def begin(config: TrainConfig, overrides: Sequence[str], experiment: str | None 
         experiment: of a config that names none; default: :func:`default_experiment`.
     """
     single = config.comm.name is Comm.single
-    nodes = 1 if single else config.cluster.nodes
+    nodes, devices = (1, 1) if single else (config.cluster.nodes, config.cluster.devices_per_node)
     batch = config.trainer.global_batch if single and config.trainer.global_batch else config.trainer.batch_size
     return {
         "status": "running",
@@ -76,14 +79,14 @@ def begin(config: TrainConfig, overrides: Sequence[str], experiment: str | None 
         "experiment": config.tracking.experiment or experiment or default_experiment([config]),
         "cluster": config.cluster.name.value,
         "nodes": nodes,
-        "devices_per_node": 1,
+        "devices_per_node": devices,
         "threads": config.cluster.threads,
         "batch_size": batch,
         "global_batch": nodes * batch,
         "precision": config.trainer.precision.value,
         "seed": config.seed,
         **dict.fromkeys(MEASURED),
-        "oversubscribed": nodes * config.cluster.threads > cores(),
+        "oversubscribed": nodes * devices * config.cluster.threads > cores(),
         "mlflow": None,
         "overrides": [shown(override) for override in overrides],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),

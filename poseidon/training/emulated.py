@@ -22,7 +22,7 @@ from poseidon.errors import UserError
 from poseidon.planning import FactorSize
 from poseidon.tracking.summary import part_name
 from poseidon.training.loader import rows_of
-from poseidon.training.loop import rows_of_rank, rows_per_step
+from poseidon.training.loop import devices_of, rows_of_rank, rows_per_step
 from poseidon.training.parts import Parts
 from poseidon.training.plan import as_trained, inputs_of_one_node
 from poseidon.transport import inproc_mesh
@@ -75,7 +75,7 @@ def emulated_parts(config: TrainConfig, session: Session) -> Parts:
     density = profile.density.get(part_name(config.model) or "")
     emulate(model, times, accelerator, density.layers if density else None)
     size = _size(config)
-    whole = rows_per_step(config) * session.world_size
+    whole = rows_per_step(config) * len(session.topology.nodes)
     data = Rows(max(1, size // whole) * whole)
     return Parts(
         model=model,
@@ -97,7 +97,7 @@ def undilated(config: TrainConfig) -> tuple[int, float]:
     Raises:
         UserError: as :func:`emulated_parts`.
     """
-    rows = rows_per_step(config)
+    rows = rows_of_rank(config, 0)
     times, step = _times(config, _on_meta(config), inputs_of_one_node(config, "meta", rows), rows)
     return len(times), sum(call.forward + call.backward for call in times) + step
 
@@ -128,7 +128,7 @@ def _sizes(config: TrainConfig, trial: nn.Module) -> dict[str, FactorSize] | Non
     if config.comm.name in _WITHOUT_ENGINE:
         return None
     infos = trainable(trial)[1]
-    inputs = inputs_of_one_node(config, "meta", rows_per_step(config))
+    inputs = inputs_of_one_node(config, "meta", -(-rows_per_step(config) // devices_of(config)))
     return as_trained(config, infos, observe(trial, lambda: trial(inputs)))
 
 

@@ -77,7 +77,8 @@ def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Job
         spec = _write_spec(config, overrides, run_dir)
         summary["mlflow"] = tracking.begin(run_dir)
         write_json(run_dir / SUMMARY, summary)
-        world_size = 1 if config.comm.name is Comm.single else config.cluster.nodes
+        cluster = config.cluster
+        world_size = 1 if config.comm.name is Comm.single else cluster.nodes * cluster.devices_per_node
         job = launch_job(
             [sys.executable, "-m", "poseidon.training.worker", str(spec)],
             config.cluster,

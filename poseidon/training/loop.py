@@ -54,17 +54,23 @@ class Outputs:
 
 def rows_of_rank(config: TrainConfig, rank: int) -> int:
     """Rows of one rank in a full step."""
-    rows, shares = rows_per_step(config), shares_of(config)
-    return rows if shares is None else len(cut(rows * len(shares), rank, shares))
+    nodes, devices = (1, 1) if config.comm.name is Comm.single else (config.cluster.nodes, devices_of(config))
+    shares = shares_of(config) or [1] * nodes
+    return len(cut(nodes * rows_per_step(config), rank, [share for share in shares for _ in range(devices)]))
+
+
+def devices_of(config: TrainConfig) -> int:
+    """Ranks of a node."""
+    return 1 if config.comm.name is Comm.single else config.cluster.devices_per_node
 
 
 def shares_of(config: TrainConfig) -> list[float] | None:
-    """Of the global batch, by rank; None: all the same."""
+    """Of the global batch, by node; None: all the same."""
     return None if config.comm.name is Comm.single else config.cluster.batch_shares
 
 
 def rows_per_step(config: TrainConfig) -> int:
-    """Rows of a rank in a full step, on average."""
+    """Rows of a node in a full step, on average."""
     trainer = config.trainer
     if config.comm.name is Comm.single and trainer.global_batch is not None:
         return trainer.global_batch
@@ -99,6 +105,7 @@ class Trainer:
                 world_size=session.world_size,
                 seed=config.seed,
                 shares=shares_of(config),
+                devices=devices_of(config),
             ),
             device=session.device,
             micro_batches=trainer.accumulate,

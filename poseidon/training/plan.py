@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from poseidon.config.schema import Comm, Precision, TrainConfig
+from poseidon.config.schema import ClusterConfig, Comm, Precision, TrainConfig
 from poseidon.errors import UserError
-from poseidon.planning import FactorSize, build_book, by_layer, decide, describe, sharded_bytes, totals
+from poseidon.planning import FactorSize, Topology, build_book, by_layer, decide, describe, sharded_bytes, totals
 from poseidon.reporting.plan import Plan
 from poseidon.tracking.summary import part_name
 
@@ -33,10 +33,12 @@ def make_plan(config: TrainConfig) -> Plan:
     if comm is Comm.single:
         raise UserError("comm=single sends nothing, so there is nothing to plan; take another comm")
     infos, seen = _survey(config)
-    decision = decide(comm.value, infos, [seen] * nodes)
+    topology = topology_of(config.cluster)
+    by_rank = _per_device(seen, config.cluster.devices_per_node) * nodes
+    decision = decide(comm.value, infos, by_rank, topology)
     book = build_book(
         infos,
-        nodes,
+        topology,
         kv_bytes=config.comm.kv_bytes,
         merge_bytes=config.comm.merge_bytes,
         schemes=decision.schemes,
@@ -46,7 +48,7 @@ def make_plan(config: TrainConfig) -> Plan:
     elif comm is Comm.fsdp:
         sent = sharded_bytes(((info.shape, info.itemsize, True) for info in infos), nodes)
     else:
-        sent = max(book.planned_bytes(rank, decision.factors) for rank in range(nodes))
+        sent = max(sum(book.planned_bytes(rank, decision.factors).between for rank in node) for node in topology.nodes)
     rows = by_layer(describe(book, decision.factors, 0))
     return Plan(
         model=part_name(config.model) or "?",
@@ -59,6 +61,19 @@ def make_plan(config: TrainConfig) -> Plan:
         totals=totals(rows, nodes),
         bytes_sent_per_node=sent,
     )
+
+
+def topology_of(cluster: ClusterConfig) -> Topology:
+    """Which ranks are on which node, and which of them serve."""
+    return Topology.of([cluster.devices_per_node] * cluster.nodes)
+
+
+def _per_device(seen: dict[str, FactorSize], devices: int) -> list[dict[str, FactorSize]]:
+    """What each device of a node sees of the node's rows."""
+    return [
+        {n: FactorSize(s.rows * (d + 1) // devices - s.rows * d // devices, s.itemsize) for n, s in seen.items()}
+        for d in range(devices)
+    ]
 
 
 def _survey(config: TrainConfig) -> tuple[list[Param], dict[str, FactorSize]]:

@@ -12,6 +12,7 @@ from poseidon.training.loop import Outcome
 
 if TYPE_CHECKING:
     from poseidon.api import Session
+    from poseidon.planning import Topology
 
 
 #: Beyond this part of all cores' time this machine was a run's limit.
@@ -23,7 +24,8 @@ ENGINE_BUSY = 0.7
 def collect(
     session: Session, model: nn.Module, outcome: Outcome, rows: int, *, has_values: bool = True
 ) -> dict[str, Any]:
-    """Collective. The measured part of summary.json, the same on every rank; figures per rank are lists.
+    """Collective. The measured part of summary.json, the same on every rank; figures per rank are lists, of bytes per
+    node.
 
     Args:
         rows: global rows of a full step.
@@ -42,12 +44,15 @@ def collect(
         "strangers": report["strangers"],
         "busy": session.accelerator.busy(),
         "schemes": _dense_by_scheme(report),
-        **{key: report[key] for key in _PER_RANK},
+        **{key: report[key] for key in _PER_NODE},
     }
     ranks = session.gather(mine)
     schemes = sorted({scheme for rank in ranks for scheme in rank["schemes"]})
     seconds = spread(outcome.clock.seconds)
+    devices = len(session.topology.nodes[0])
     cpu = _mean([rank["cpu"] for rank in ranks])
+    cpu = cpu * devices if cpu is not None else None
+    nodes = {key: _by_node(session.topology, [rank[key] for rank in ranks], counted) for key in _PER_NODE}
     threads = [rank["thread"] for rank in ranks]
     score = outcome.score
     return {
@@ -68,11 +73,14 @@ def collect(
             seconds["median"] if seconds else None,
             cpu,
             max((thread for thread in threads if thread is not None), default=None),
-            max(rank["bytes_sent_per_iteration"] for rank in ranks),
+            max(nodes["bytes_sent_per_iteration"]),
             outcome.clock.load.busy_share,
         ),
-        **{key: [rank[key] for rank in ranks] for key in _PER_RANK},
-        "bytes_by_scheme": {s: max(rank["schemes"].get(s, 0.0) for rank in ranks) for s in schemes},
+        **nodes,
+        "bytes_by_scheme": {
+            s: max(_by_node(session.topology, [rank["schemes"].get(s, 0.0) for rank in ranks], counted))
+            for s in schemes
+        },
         "bytes_source": report["bytes_source"],
         "schemes": report["schemes"],
         "train_loss": outcome.train_loss,
@@ -112,7 +120,20 @@ def _busiest(nodes: list[dict[str, float]], iterations: int) -> dict[str, float]
     return {part: max(node[part] for node in nodes) / iterations for part in nodes[0]}
 
 
-_PER_RANK = ("bytes_sent_per_iteration", "bytes_dense_per_iteration", "bytes_planned_per_iteration")
+_PER_NODE = (
+    "bytes_sent_per_iteration",
+    "bytes_dense_per_iteration",
+    "bytes_planned_per_iteration",
+    "bytes_inside_per_iteration",
+    "bytes_inside_planned_per_iteration",
+)
+
+
+def _by_node(topology: Topology, values: list[float], counted: bool) -> list[float]:
+    """Of a node what its ranks send together; of PyTorch's rings, through nodes one after the other, what one sends."""
+    if counted:
+        return [sum(values[rank] for rank in node) for node in topology.nodes]
+    return [values[node[-1]] if len(topology.nodes) > 1 else 0.0 for node in topology.nodes]
 
 
 def _dense_by_scheme(report: dict[str, Any]) -> dict[str, float]:

@@ -62,6 +62,7 @@ def _work(path: Path) -> None:
 def _join(config: TrainConfig) -> Session:
     import poseidon
     from poseidon.api.env import read_env
+    from poseidon.training.loop import devices_of
 
     timeout, encryption = config.comm.timeout * config.cluster.time_dilation, config.comm.encryption
     if encryption is None and config.cluster.name is ClusterKind.emulated:
@@ -74,6 +75,7 @@ def _join(config: TrainConfig) -> Session:
         timeout=timeout,
         encryption=encryption.value if encryption is not None else None,
         device=None if config.device.value == "auto" else config.device.value,
+        devices_per_node=devices_of(config),
     )
 
 
@@ -108,7 +110,7 @@ def train(session: Session, spec: Spec) -> dict[str, Any]:
         outputs.config = spec.plain
         trainer = Trainer(session, parts, spec.config, outputs)
         outcome = trainer.run()
-    rows = min(rows_per_step(spec.config) * session.world_size, parts.train_size)
+    rows = min(rows_per_step(spec.config) * len(session.topology.nodes), parts.train_size)
     result = collect(session, trainer.model, outcome, rows, has_values=parts.has_values)
     if session.rank == 0:
         write_json(run_dir / PLAN, session.report(trainer.model)["plan"])

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAGIC = b"PSDN"
-VERSION = 2
+VERSION = 3
 TOKEN_BYTES = 16
 
 # magic, version, kind, rank, token | model, plan, round, unit, pair | rows, k, step, offset, total, length | crc32
@@ -39,6 +39,7 @@ class Kind(IntEnum):
     ASK = 13  # for rank 0's buffers
     BEGIN = 15  # to a rank that is through with its steps: the sender has begun a round
     CHANGED = 16  # from this round on the sender's parameters are others: it goes by this plan no longer
+    BLOCK = 17  # worker -> worker of its node: rows of a gradient that it has multiplied out, from row `pair` on
     ROWS = 14  # worker -> worker: an embedding's touched rows: values (k x D), then their indices
 
 
@@ -46,7 +47,8 @@ class Header(NamedTuple):
     """One message's address and size.
 
     Attributes:
-        rank: sender. model, plan: which distributed model, which version of its plan. round: synchronisation count.
+        rank: whose message it is; on nodes with several devices one of them may hand it on.
+        model, plan: which distributed model, which version of its plan. round: synchronisation count.
         unit, pair: key within the plan. rows: n_r, the sender's rows in this step. k: rows of the factors.
         step: optimizer steps that the sender had made by then.
         offset, total: where this payload stands in the whole transfer, and that one's size (bytes).

@@ -48,6 +48,16 @@ def test_connect(store):
             endpoint.close(0)
 
 
+def test_devices_of_a_node_are_what_was_started_on_one_of_several_machines(store):
+    places = [0, 1, 2, 0, 1]
+    jobs = [JobEnv(rank, 5, place, 3 if rank < 3 else 2, "10.0.0.1") for rank, place in enumerate(places)]
+    with ThreadPoolExecutor(5) as pool:
+        found = [pool.submit(rendezvous.devices, job, store, None) for job in jobs]
+        assert [future.result(LIMIT) for future in found] == [[3, 2]] * 5
+    assert rendezvous.devices(JobEnv(0, 4, 0, 4), store, None) == [1] * 4  # one machine: every process a node
+    assert rendezvous.devices(JobEnv(0, 4, 0, 4), store, 2) == [2, 2]
+
+
 def test_a_missing_rank_is_named(store, monkeypatch):
     monkeypatch.setattr(rendezvous, "START_SECONDS", 0.2)
     endpoint = ZmqEndpoint(0, 2)

@@ -62,6 +62,13 @@ def test_ranks_with_unequal_shares_see_one_process_s_global_batches():
     assert single == [[row for part in parts for row in part] for parts in zip(*own, strict=True)]
 
 
+def test_devices_divide_their_nodes_rows():
+    single = list(GlobalBatchSampler(103, 12, seed=3))
+    own = [list(sampler) for sampler in ranks_of(103, 6, 4, seed=3, shares=[1, 3], devices=2)]
+    assert [len(rows[0]) for rows in own] == [2, 1, 5, 4]
+    assert single == [[row for part in parts for row in part] for parts in zip(*own, strict=True)]
+
+
 def test_order_depends_on_seed_and_epoch():
     def order(seed, epoch):
         sampler = GlobalBatchSampler(100, 10, seed=seed)
@@ -85,9 +92,9 @@ def test_an_epoch_can_go_on_from_where_it_was_left(size, batch, world, done):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [((0, 1), "no rows"), ((5, 0), "batch_size"), ((5, 1, 2, 2), "rank is 2")],
+    [((0, 1), "no rows"), ((5, 0), "batch_size"), ((5, 1, 2, 2), "rank is 2"), ((5, 1, 0, 4, 3), "devices is 3")],
 )
 def test_bad_arguments_are_named(arguments, words):
     size, batch, *place = arguments
     with pytest.raises(UserError, match=words):
-        GlobalBatchSampler(size, batch, **dict(zip(("rank", "world_size"), place, strict=False)))
+        GlobalBatchSampler(size, batch, **dict(zip(("rank", "world_size", "devices"), place, strict=False)))

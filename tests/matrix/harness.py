@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,13 +75,15 @@ class Case:
         return self.inputs(generator, rows), torch.rand(rows, generator=generator) + 0.5
 
 
-def assert_equals_one_process(case: Case, comm: str, sizes: list[int]) -> list[dict[str, Any]]:
+def assert_equals_one_process(
+    case: Case, comm: str, sizes: list[int], devices: Sequence[int] = ()
+) -> list[dict[str, Any]]:
     """Gradients of every step, replicas bit for bit. Returns each rank's report."""
     base = build(case)
     reference = copy.deepcopy(base)
     trained, optimizer = case.after(reference), case.optimizer(reference)
     want = [gradients(case, trained, optimizer, *case.data(number, sum(sizes)), None) for number in range(case.steps)]
-    ranks = on_ranks(case, base, comm, sizes)
+    ranks = on_ranks(case, base, comm, sizes, devices)
     for seen, _ in ranks:
         for got, expected in zip(seen, want, strict=True):
             assert_exact(got, expected)
@@ -115,8 +117,14 @@ def build(case: Case) -> nn.Module:
     return case.model()
 
 
-def on_ranks(case: Case, base: nn.Module, comm: str, sizes: list[int]) -> list[tuple[list[Any], dict[str, Any]]]:
-    """Of each rank: gradients of every step, and its report. Replicas are equal bit for bit."""
+def on_ranks(
+    case: Case, base: nn.Module, comm: str, sizes: list[int], devices: Sequence[int] = ()
+) -> list[tuple[list[Any], dict[str, Any]]]:
+    """Of each rank: gradients of every step, and its report. Replicas are equal bit for bit.
+
+    Args:
+        devices: ranks per node.
+    """
 
     def body(session: Session) -> tuple[list[Any], str, dict[str, Any]]:
         model = copy.deepcopy(base)
@@ -130,7 +138,7 @@ def on_ranks(case: Case, base: nn.Module, comm: str, sizes: list[int]) -> list[t
         session.synchronize()
         return seen, session.digest(model), session.report(model)
 
-    ranks = run_ranks(len(sizes), body)
+    ranks = run_ranks(len(sizes), body, devices=devices)
     assert len({digest for _, digest, _ in ranks}) == 1
     return [(seen, report) for seen, _, report in ranks]
 

@@ -6,10 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poseidon.planning import FactorSize, Param, build_book, decide, describe
+from poseidon.planning import FactorSize, Param, Topology, build_book, decide, describe
 from poseidon.planning.book import CLOSE_FACTOR
 
 SIZES = {"torch.float32": 4, "torch.float64": 8, "torch.bfloat16": 2, "torch.complex128": 16}
+
+
+def make(params, world_size: int, **sizes):
+    return build_book(params, Topology.flat(world_size), **sizes)
 
 
 @st.composite
@@ -35,8 +39,8 @@ books = st.fixed_dictionaries(
 def test_book(params, sizes, data):
     world = sizes["world_size"]
     schemes = {p.name: data.draw(st.sampled_from(["ps", "sfb"])) for p in params if p.factors}
-    book = build_book(params, **sizes, schemes=schemes)
-    assert book == build_book(params, **sizes, schemes=dict(reversed(schemes.items())))
+    book = make(params, **sizes, schemes=schemes)
+    assert book == make(params, **sizes, schemes=dict(reversed(schemes.items())))
 
     assert sorted(i for unit in book.units for i in unit.params) == list(range(len(params)))
     largest_pair = 0
@@ -73,8 +77,8 @@ def test_bytes_sent_are_bytes_received(params, sizes, data):
     world = sizes["world_size"]
     schemes = {p.name: data.draw(st.sampled_from(["ps", "sfb"])) for p in params if p.factors}
     factors = {name: FactorSize(data.draw(st.integers(0, 64)), 4) for name in schemes}
-    book = build_book(params, **sizes, schemes=schemes)
-    sent = sum(book.planned_bytes(rank, factors) for rank in range(world))
+    book = make(params, **sizes, schemes=schemes)
+    sent = sum(book.planned_bytes(rank, factors).between for rank in range(world))
     received = 0
     for unit in book.units:
         if unit.scheme == "sfb":
@@ -86,8 +90,10 @@ def test_bytes_sent_are_bytes_received(params, sizes, data):
     rows = describe(book, factors, 0)
     assert [row["param"] for row in rows] == [p.name for p in params]
     described = sum(row["planned_bytes"] for row in rows)
-    empty = sum(book.unit_bytes(u, 0, factors) for u in book.units if not sum(params[i].numel for i in u.params))
-    assert described == pytest.approx(book.planned_bytes(0, factors) - empty)
+    empty = sum(
+        book.unit_bytes(u, 0, factors).between for u in book.units if not sum(params[i].numel for i in u.params)
+    )
+    assert described == pytest.approx(book.planned_bytes(0, factors).between - empty)
 
 
 @settings(deadline=None, max_examples=150)
@@ -95,7 +101,7 @@ def test_bytes_sent_are_bytes_received(params, sizes, data):
 def test_no_unit_waits_for_a_large_layer(params, sizes):
     """Between the first and the last gradient of a merged unit no large layer has to be computed."""
     large = CLOSE_FACTOR * sizes["merge_bytes"]
-    book = build_book(params, **sizes)
+    book = make(params, **sizes)
     for unit in book.units:
         first, last = unit.params[0], unit.params[-1]
         for i in range(last, first):
@@ -107,7 +113,7 @@ def test_no_unit_waits_for_a_large_layer(params, sizes):
 def test_few_pieces_go_to_the_least_loaded_shards():
     big = Param("big", "big", "X", (1024,), "torch.float32", 4)
     params = [Param(f"p{i}", f"p{i}", "X", (256,), "torch.float32", 4) for i in range(7)]
-    book = build_book([*params, big], 3, kv_bytes=1 << 20, merge_bytes=1024)
+    book = build_book([*params, big], Topology.flat(3), kv_bytes=1 << 20, merge_bytes=1024)
     load = [sum(p.length for u in book.units for p in u.pairs if p.server == rank) for rank in range(3)]
     assert max(load) - min(load) <= 256
 
@@ -120,22 +126,25 @@ def test_decide():
     big, small = linear("big", 4096, 4096), linear("small", 10, 10)
     conv = Param("conv.weight", "conv", "Conv2d", (64, 64, 3, 3), "torch.float32", 4)
     params = [conv, big, small]
-    seen = [{p.name: FactorSize(rows, 4) for p in (big, small)} for rows in (32, 31)]
-    assert decide("hybrid", params, seen).schemes == {"big.weight": "sfb", "small.weight": "ps"}
-    assert decide("sfb", params, seen).schemes == {"big.weight": "sfb", "small.weight": "sfb"}
-    assert decide("ps", params, seen).schemes == {"big.weight": "ps", "small.weight": "ps"}
-    assert decide("hybrid", params, seen).factors["big.weight"] == FactorSize(32, 4)  # 31.5, rounded up
+    seen, two = [{p.name: FactorSize(rows, 4) for p in (big, small)} for rows in (32, 31)], Topology.flat(2)
+    assert decide("hybrid", params, seen, two).schemes == {
+        "big.weight": "sfb",
+        "small.weight": "ps",
+    }
+    assert decide("sfb", params, seen, two).schemes == {"big.weight": "sfb", "small.weight": "sfb"}
+    assert decide("ps", params, seen, two).schemes == {"big.weight": "ps", "small.weight": "ps"}
+    assert decide("hybrid", params, seen, two).factors["big.weight"] == FactorSize(32, 4)  # 31.5, rounded up
 
 
 def test_what_is_no_product_on_some_rank_goes_by_ps():
     big = linear("big", 4096, 4096)
-    decision = decide("sfb", [big], [{big.name: FactorSize(8, 4)}, {}])
+    decision = decide("sfb", [big], [{big.name: FactorSize(8, 4)}, {}], Topology.flat(2))
     assert decision.schemes == {}
-    assert build_book([big], 2, kv_bytes=1 << 20, merge_bytes=1 << 10).units[0].scheme == "ps"
+    assert build_book([big], Topology.flat(2), kv_bytes=1 << 20, merge_bytes=1 << 10).units[0].scheme == "ps"
 
 
 def test_itemsize_is_the_widest():
     big = linear("big", 64, 64)
-    assert decide("sfb", [big], [{big.name: FactorSize(8, 2)}, {big.name: FactorSize(8, 4)}]).factors[
+    assert decide("sfb", [big], [{big.name: FactorSize(8, 2)}, {big.name: FactorSize(8, 4)}], Topology.flat(2)).factors[
         big.name
     ] == FactorSize(8, 4)

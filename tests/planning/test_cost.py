@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.planning import FactorSize, Param, best_scheme, build_book, decide
+from poseidon.planning import FactorSize, Param, Topology, best_scheme, build_book, decide
 from poseidon.planning.cost import (
     adam_floats,
     adam_server_floats,
@@ -106,9 +106,9 @@ def test_vgg19_bytes_per_node():
     seen = [{p.name: FactorSize(32, 4) for p in params if p.factors}] * 8
 
     def gigabytes(comm: str) -> list[float]:
-        decision = decide(comm, params, seen)
-        book = build_book(params, 8, kv_bytes=2 << 20, merge_bytes=64 << 10, schemes=decision.schemes)
-        return [2 * book.planned_bytes(rank, decision.factors) / 1e9 for rank in range(8)]
+        decision = decide(comm, params, seen, Topology.flat(len(seen)))
+        book = build_book(params, Topology.flat(8), kv_bytes=2 << 20, merge_bytes=64 << 10, schemes=decision.schemes)
+        return [2 * book.planned_bytes(rank, decision.factors).between / 1e9 for rank in range(8)]
 
     assert gigabytes("ps") == pytest.approx([2.01] * 8, abs=0.005)
     assert gigabytes("hybrid") == pytest.approx([0.36] * 8, abs=0.006)

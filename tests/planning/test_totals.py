@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poseidon.planning import FactorSize, Param, build_book, by_layer, decide, describe, totals
+from poseidon.planning import FactorSize, Param, Topology, build_book, by_layer, decide, describe, totals
 from poseidon.planning.cost import block_floats, ps_floats, sfb_floats
 from tests.planning.test_cost import vgg19
 
 
 def plan(params: list[Param], nodes: int, rows: int, comm: str = "hybrid"):
     seen = [{p.name: FactorSize(rows, 4) for p in params if p.factors}] * nodes
-    decision = decide(comm, params, seen)
-    book = build_book(params, nodes, kv_bytes=2 << 20, merge_bytes=64 << 10, schemes=decision.schemes)
+    decision = decide(comm, params, seen, Topology.flat(len(seen)))
+    book = build_book(params, Topology.flat(nodes), kv_bytes=2 << 20, merge_bytes=64 << 10, schemes=decision.schemes)
     return by_layer(describe(book, decision.factors, 0))
 
 

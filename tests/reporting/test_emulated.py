@@ -235,7 +235,7 @@ def test_an_iteration_stands_beside_what_each_part_has_to_do() -> None:
         ({"params": {"cluster.node_bandwidth.1": "1gbit"}}, 1.6),
         ({"link": None}, None),
         ({"bytes_sent_per_iteration": None}, None),
-        ({"bytes_sent_per_iteration": [4e8] * 4, "devices_per_node": 2}, 0.64),
+        ({"bytes_sent_per_iteration": [8e8] * 2, "devices_per_node": 2}, 0.64),
     ],
 )
 def test_the_link_that_takes_longest(changes: dict[str, Any], seconds: float | None) -> None:

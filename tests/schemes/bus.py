@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from poseidon.planning import Book
-from poseidon.schemes import Context, Contribution, make_scheme, reconstruct
+from poseidon.schemes import Context, Contribution, Share, make_scheme, reconstruct
 from poseidon.transport import Header
 from poseidon.transport.frames import pack, sized, unpack
 
@@ -23,13 +23,15 @@ class Bus:
     def __init__(self, book: Book, dtype: torch.dtype, piece_bytes: int, seed: int) -> None:
         self.random = random.Random(seed)
         self.wires: dict[tuple[int, int], deque[tuple[bytes, Any]]] = {}
-        self.results: list[list[Any]] = [[] for _ in range(book.world_size)]
-        self.sent: list[Header] = []
-        world = book.world_size
+        self.results: list[list[Any]] = [[] for _ in book.topology.workers]
+        self.sent: list[tuple[int, int, Header]] = []  # by whom, to whom, what
+        world = len(book.topology.workers)
         self.schemes = [
             make_scheme(
                 book.units[0],
-                Context(rank, world, 0, 0, dtype, piece_bytes, self._sender(rank), self._done(rank), reconstruct),
+                Context(
+                    rank, book.topology, 0, 0, dtype, piece_bytes, 2, self._sender(rank), self._done(rank), reconstruct
+                ),
             )
             for rank in range(world)
         ]
@@ -37,14 +39,22 @@ class Bus:
     def _sender(self, rank: int) -> Callable[[int, Header, Any], None]:
         def send(peer: int, header: Header, payload: Any) -> None:
             length = 0 if payload is None else payload.nbytes
-            self.sent.append(sized(header, length))
+            self.sent.append((rank, peer, sized(header, length)))
             # As with zero-copy: the bytes are read only when the message arrives.
-            self.wires.setdefault((rank, peer), deque()).append((pack(self.sent[-1], TOKEN), payload))
+            self.wires.setdefault((rank, peer), deque()).append((pack(self.sent[-1][2], TOKEN), payload))
 
         return send
 
-    def _done(self, rank: int) -> Callable[[int, Any], None]:
-        return lambda unit, result: self.results[rank].append(result)
+    def _done(self, rank: int) -> Callable[[int, int, Any], None]:
+        def done(round_: int, unit: int, result: Any) -> None:
+            if not isinstance(result, Share):
+                self.results[rank].append(result)
+                return
+            shape = torch.Size(self.schemes[rank].unit.shape)
+            values = reconstruct(result.contributions, shape, torch.float32, result.rows)
+            self.schemes[rank].share(round_, result.rows.start, values)
+
+        return done
 
     def deliver(self, wire: tuple[int, int]) -> None:
         head, payload = self.wires[wire].popleft()

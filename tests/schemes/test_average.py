@@ -37,9 +37,10 @@ def oracle(rows: list[int], data: list[torch.Tensor | None]) -> torch.Tensor | N
 def average(rows: list[int], data: list[torch.Tensor | None], order, dtype) -> torch.Tensor | None:
     accumulator = Average(5, len(rows), dtype)
     for position, rank in enumerate(order):
-        assert rank in accumulator.missing()
-        assert accumulator.offer(rank, rows[rank], data[rank]) == (position == len(rows) - 1)
-    result = accumulator.take()
+        assert rank in accumulator.missing(0)
+        assert accumulator.offer(0, rank, rows[rank], data[rank]) == (position == len(rows) - 1)
+    total, result = accumulator.take(0)
+    assert total == sum(rows)
     return None if result is None else result.clone()
 
 
@@ -106,21 +107,29 @@ def test_nobody_has_rows():
 
 def test_twice_is_an_error():
     accumulator = Average(5, 2, torch.float32)
-    accumulator.offer(0, 1, None)
-    with pytest.raises(RuntimeError, match="rank 0 contributed twice"):
-        accumulator.offer(0, 1, None)
+    accumulator.offer(0, 0, 1, None)
+    with pytest.raises(RuntimeError, match="part 0 contributed twice"):
+        accumulator.offer(0, 0, 1, None)
 
 
-def test_a_result_survives_the_next_round():
-    accumulator = Average(5, 2, torch.float32)
+@pytest.mark.parametrize("depth", [2, 4])
+def test_a_result_survives_the_next_rounds(depth):
+    accumulator = Average(5, 2, torch.float32, depth)
 
-    def once(value: float) -> torch.Tensor:
+    def once(value: int) -> torch.Tensor:
         for rank in range(2):
-            accumulator.offer(rank, 1, torch.full((5,), value))
-        return accumulator.take()
+            accumulator.offer(value, rank, 1, torch.full((5,), float(value)))
+        return accumulator.take(value)[1]
 
-    first = once(1.0)
-    second = once(2.0)
-    assert first.tolist() == [1.0] * 5
-    once(3.0)
-    assert second.tolist() == [2.0] * 5
+    results = [once(value) for value in range(depth)]
+    assert [result.tolist() for result in results] == [[float(value)] * 5 for value in range(depth)]
+
+
+def test_rounds_under_way_do_not_mix():
+    accumulator = Average(5, 2, torch.float32, 6)
+    for value in range(3):
+        assert not accumulator.offer(value, 1, 1, torch.full((5,), float(value)))
+    for value in range(3):
+        assert accumulator.missing(value) == [0]
+        assert accumulator.offer(value, 0, 1, torch.full((5,), 2.0))
+        assert accumulator.take(value)[1].tolist() == [1 + value / 2] * 5

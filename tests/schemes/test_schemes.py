@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poseidon.planning import FactorSize, Param, build_book
+from poseidon.planning import FactorSize, Param, Topology, build_book
 from poseidon.schemes import Contribution, reconstruct
 from poseidon.transport import Header, Kind
 from tests.schemes.bus import Bus
@@ -19,9 +19,15 @@ ROUNDS = 4
 M, N = 6, 5
 
 
-def one_unit(world: int, scheme: str, kv_bytes: int):
+#: Ranks per node.
+NODES = st.one_of(
+    st.integers(2, 4).map(lambda nodes: [1] * nodes), st.sampled_from([[2, 2], [3], [2, 1], [1, 3, 2], [2, 2, 2]])
+)
+
+
+def one_unit(devices: list[int], scheme: str, kv_bytes: int):
     param = Param("w", "l", "Linear", (M, N), "torch.float32", 4, "linear")
-    return build_book([param], world, kv_bytes=kv_bytes, merge_bytes=16, schemes={"w": scheme})
+    return build_book([param], Topology.of(devices), kv_bytes=kv_bytes, merge_bytes=16, schemes={"w": scheme})
 
 
 def expected(rows: list[int], grads: list[torch.Tensor | None]) -> torch.Tensor | None:
@@ -31,14 +37,15 @@ def expected(rows: list[int], grads: list[torch.Tensor | None]) -> torch.Tensor 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.integers(2, 4),
+    NODES,
     st.sampled_from([16, 40, 1 << 20]),
     st.integers(0, 10_000),
     st.sampled_from(["all", "some", "none"]),
     st.booleans(),
 )
-def test_ps(world, kv_bytes, seed, who, uneven):
-    bus = Bus(one_unit(world, "ps", kv_bytes), torch.float32, kv_bytes, seed)
+def test_ps(devices, kv_bytes, seed, who, uneven):
+    world = sum(devices)
+    bus = Bus(one_unit(devices, "ps", kv_bytes), torch.float32, kv_bytes, seed)
     grads: dict[tuple[int, int], torch.Tensor | None] = {}
     rows = {}
     torch.manual_seed(seed)
@@ -72,14 +79,15 @@ def test_ps(world, kv_bytes, seed, who, uneven):
 @settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from(["sfb", "adam"]),
-    st.integers(2, 4),
+    NODES,
     st.sampled_from([12, 40, 1 << 20]),
     st.integers(0, 10_000),
     st.booleans(),
 )
-def test_factors(scheme, world, piece_bytes, seed, uneven):
+def test_factors(scheme, devices, piece_bytes, seed, uneven):
     """Factors, dense gradients and nothing, mixed; one or many pieces; a peer one round ahead."""
-    bus = Bus(one_unit(world, scheme, 1024), torch.float32, piece_bytes, seed)
+    world = sum(devices)
+    bus = Bus(one_unit(devices, scheme, 1024), torch.float32, piece_bytes, seed)
     torch.manual_seed(seed)
     plan = {}
     for round_ in range(ROUNDS):
@@ -96,7 +104,8 @@ def test_factors(scheme, world, piece_bytes, seed, uneven):
         return Contribution(rows, dense=(u.t() @ v).reshape(-1) if kind == "dense" else None)
 
     def finish(rank: int, round_: int, result: Any) -> None:
-        grad = reconstruct(result, torch.Size((M, N)), torch.float32) if scheme == "sfb" else result
+        listed = isinstance(result, list)  # else put together by the devices of a node
+        grad = reconstruct(result, torch.Size((M, N)), torch.float32) if listed else result
         entries = [plan[r, round_] for r in range(world)]
         want = expected([e[1] for e in entries], [None if e[0] == "none" else e[2].t() @ e[3] for e in entries])
         if want is None:
@@ -114,33 +123,52 @@ def test_factors(scheme, world, piece_bytes, seed, uneven):
 
 
 def test_pieces_are_no_larger_than_told():
-    bus = Bus(one_unit(3, "sfb", 1024), torch.float32, 12, 0)
+    bus = Bus(one_unit([1, 1, 1], "sfb", 1024), torch.float32, 12, 0)
     factors = torch.randn(2 * (M + N))
     bus.run(1, lambda rank, round_: Contribution(2, factors=factors.clone(), k=2), lambda *_: None)
-    assert {h.kind for h in bus.sent} == {Kind.FACTORS}
-    assert max(h.length for h in bus.sent) == 12
-    assert sum(h.length for h in bus.sent) == 3 * 2 * 2 * (M + N) * 4
+    assert {h.kind for *_, h in bus.sent} == {Kind.FACTORS}
+    assert max(h.length for *_, h in bus.sent) == 12
+    assert sum(h.length for *_, h in bus.sent) == 3 * 2 * 2 * (M + N) * 4
 
 
-def test_sent_bytes_are_the_planned_ones():
-    for scheme in ("ps", "sfb", "adam"):
-        book = one_unit(3, scheme, 40)
-        bus = Bus(book, torch.float32, 40, 0)
+@pytest.mark.parametrize("scheme", ["ps", "sfb", "adam"])
+@pytest.mark.parametrize("devices", [[1, 1, 1], [2, 2], [2, 2, 2], [4, 4], [3]])
+def test_sent_bytes_are_the_planned_ones(scheme, devices):
+    book = one_unit(devices, scheme, 40)
+    bus = Bus(book, torch.float32, 40, 0)
 
-        def contribution(rank: int, round_: int, scheme: str = scheme) -> Contribution:
-            if scheme == "ps":
-                return Contribution(4, dense=torch.ones(M * N))
-            return Contribution(4, factors=torch.ones(4 * (M + N)), k=4)
+    def contribution(rank: int, round_: int) -> Contribution:
+        if scheme == "ps":
+            return Contribution(4, dense=torch.ones(M * N))
+        return Contribution(4, factors=torch.ones(4 * (M + N)), k=4)
 
-        bus.run(1, contribution, lambda *_: None)
-        for rank in range(3):
-            sent = sum(h.length for h in bus.sent if h.rank == rank)
-            assert sent == book.planned_bytes(rank, {"w": FactorSize(4, 4)})
+    bus.run(1, contribution, lambda *_: None)
+    for rank in range(sum(devices)):
+        beside = book.topology.beside(rank)
+        planned = book.planned_bytes(rank, {"w": FactorSize(4 * devices[0], 4)})
+        sent = [(peer, h.length) for sender, peer, h in bus.sent if sender == rank]
+        assert sum(length for peer, length in sent if peer not in beside) == planned.between
+        assert sum(length for peer, length in sent if peer in beside) == planned.inside
+
+
+@pytest.mark.parametrize("scheme", ["ps", "sfb", "adam"])
+def test_devices_of_a_node_send_between_nodes_what_one_would(scheme):
+    """Dense gradients once per node, factors of the node's rows (P15, section 3)."""
+    factors = {"w": FactorSize(8, 4)}
+    sent = [
+        sum(book.planned_bytes(rank, factors).between for rank in range(2 * devices))
+        for devices in (1, 2, 4)
+        for book in [one_unit([devices, devices], scheme, 1024)]
+    ]
+    if scheme == "adam":  # what a device beside the owner has need not leave the node
+        assert sent[0] == sent[1] == sent[2] == 8 * (M + N) * 4 + M * N * 4
+    else:
+        assert sent == [sent[0]] * 3
 
 
 @pytest.mark.parametrize("scheme", ["ps", "sfb", "adam"])
 def test_waits_for_names_phase_and_rank(scheme):
-    bus = Bus(one_unit(3, scheme, 64), torch.float32, 64, 0)
+    bus = Bus(one_unit([1, 1, 1], scheme, 64), torch.float32, 64, 0)
     assert bus.schemes[0].waits_for() == []  # nothing asked yet
     bus.schemes[0].contribute(0, Contribution(1, dense=torch.ones(M * N)))
     missing = bus.schemes[0].waits_for()
@@ -163,7 +191,7 @@ def test_waits_for_names_phase_and_rank(scheme):
 
 
 def test_a_peer_two_rounds_ahead_is_an_error():
-    bus = Bus(one_unit(2, "sfb", 64), torch.float32, 64, 0)
+    bus = Bus(one_unit([1, 1], "sfb", 64), torch.float32, 64, 0)
     none = Header(Kind.NONE, 1, rows=1)
     bus.schemes[0].on_message(none, memoryview(b""))
     with pytest.raises(RuntimeError, match="rank 1 contributed twice"):
@@ -172,7 +200,7 @@ def test_a_peer_two_rounds_ahead_is_an_error():
 
 @pytest.mark.parametrize(("scheme", "kind"), [("ps", Kind.FACTORS), ("sfb", Kind.PUSH), ("adam", Kind.PUSH)])
 def test_a_message_of_the_other_scheme_is_an_error(scheme, kind):
-    bus = Bus(one_unit(2, scheme, 64), torch.float32, 64, 0)
+    bus = Bus(one_unit([1, 1], scheme, 64), torch.float32, 64, 0)
     with pytest.raises(RuntimeError, match="which goes by"):
         bus.schemes[0].on_message(Header(kind, 1, length=4, total=4), memoryview(bytearray(4)))
 

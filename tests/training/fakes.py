@@ -12,6 +12,7 @@ import torch
 
 from poseidon.api.replicas import compare_replicas
 from poseidon.engine.device import Host
+from poseidon.planning import Topology
 
 
 class World:
@@ -62,6 +63,7 @@ class FakeSession:
     def __init__(self, world: World | None = None, rank: int = 0) -> None:
         self.world = world or World()
         self.rank, self.world_size, self.local_rank = rank, self.world.size, rank
+        self.topology = Topology.flat(self.world_size)
         self.device = torch.device("cpu")
         self.accelerator = Host()
         self.gathers = 0
@@ -123,6 +125,8 @@ class FakeSession:
             "bytes_sent_per_iteration": 1000.0,
             "bytes_dense_per_iteration": 1000.0,
             "bytes_planned_per_iteration": 990.0,
+            "bytes_inside_per_iteration": 0.0,
+            "bytes_inside_planned_per_iteration": 0.0,
             "bytes_source": "counted",
             "traffic": {},
             "stall_seconds": 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def spec(folder: Path, *overrides: str) -> Spec:
     return Spec(config, [], str(folder), to_plain(config))
 
 
-def run(folder: Path, ranks: int, *overrides: str) -> list[dict[str, Any]]:
+def run(folder: Path, ranks: int, *overrides: str, devices: Sequence[int] = ()) -> list[dict[str, Any]]:
     given = spec(folder, *overrides)
     store = dist.HashStore()
 
@@ -47,7 +48,16 @@ def run(folder: Path, ranks: int, *overrides: str) -> list[dict[str, Any]]:
         session._store = store
         return train(session, given)
 
-    return run_ranks(ranks, body)
+    return run_ranks(ranks, body, devices=devices)
+
+
+@pytest.mark.parametrize("comm", ["ps", "sfb"])
+def test_devices_of_a_node_send_what_is_planned(tmp_path: Path, comm: str) -> None:
+    result = run(tmp_path, 4, f"comm={comm}", "cluster.devices_per_node=2", devices=[2, 2])[0]
+    for what in ("dense", "inside"):
+        planned = result["bytes_inside_planned_per_iteration" if what == "inside" else "bytes_planned_per_iteration"]
+        assert len(planned) == 2
+        assert result[f"bytes_{what}_per_iteration"] == pytest.approx(planned)
 
 
 @pytest.mark.parametrize("comm", ["ps", "hybrid", "project_adam"])
