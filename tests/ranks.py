@@ -12,6 +12,9 @@ import torch.utils.checkpoint
 
 from poseidon.api import Session
 from poseidon.api.env import JobEnv
+from poseidon.engine import Exchange, Host
+from poseidon.engine.server import serve
+from poseidon.planning import Topology
 from poseidon.transport import Endpoint, InprocEndpoint, inproc_mesh
 
 LIMIT_SECONDS = 60.0
@@ -35,23 +38,26 @@ def run_ranks(
     timeout: float = 20.0,
     limit: float = LIMIT_SECONDS,
     devices: Sequence[int] = (),
+    servers: int | Sequence[int] | None = None,
 ) -> list[Any]:
     """Run `body(session)` on every rank at once; its results by rank. The first rank's exception is raised.
 
-    `devices`: ranks per node, of all nodes; each is a node of its own without.
+    `devices`: ranks per node, of all nodes; each is a node of its own without. `servers`: as in `Topology.of`.
 
     `wrap` may put something around each rank's endpoint (faults).
 
     Exceptions come back as results if `body` returns them. All ranks' stacks are dumped at the time limit.
     """
-    endpoints = inproc_mesh(world_size, kind)
+    topology = Topology.of(devices or [1] * world_size, servers)
+    extra = servers if isinstance(servers, int) else 0
+    endpoints = inproc_mesh(world_size + extra, kind)
     results: list[Any] = [None] * world_size
-    errors: list[BaseException | None] = [None] * world_size
+    errors: list[BaseException | None] = [None] * (world_size + extra)
 
     def target(rank: int) -> None:
         job = JobEnv(rank, world_size, rank, world_size)
         endpoint = wrap(endpoints[rank])
-        session = Session(job, torch.device("cpu"), endpoint=endpoint, timeout=timeout, devices=devices)
+        session = Session(job, torch.device("cpu"), endpoint=endpoint, timeout=timeout, topology=topology)
         try:
             results[rank] = body(session)
         except BaseException as error:
@@ -59,7 +65,17 @@ def run_ranks(
         finally:
             session.close()
 
+    def serving(rank: int) -> None:
+        exchange = Exchange(wrap(endpoints[rank]), timeout, topology)
+        try:
+            serve(exchange, Host())
+        except BaseException as error:
+            errors[rank] = error
+        finally:
+            exchange.close()
+
     threads = [threading.Thread(target=target, args=(rank,), daemon=True) for rank in range(world_size)]
+    threads += [threading.Thread(target=serving, args=(world_size + i,), daemon=True) for i in range(extra)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -19,6 +19,7 @@ class JobEnv:
         store_fd: started by our own launchers: rank 0's inherited listening socket for the store, -1 on the
             others; None: the store is torch's business.
         attempt: restarts so far; a restarted job must not meet the leftovers of its predecessor.
+        servers: ranks from world_size on, which only serve; started by our own launchers.
     """
 
     rank: int = 0
@@ -29,11 +30,13 @@ class JobEnv:
     master_port: int = 0
     store_fd: int | None = None
     attempt: int = 0
+    servers: int = 0
 
     @property
     def one_host(self) -> bool:
         """All ranks on this machine: loopback is enough."""
-        return self.local_world_size == self.world_size or is_loopback(self.master_addr)
+        together = self.local_world_size == self.world_size and not self.servers
+        return together or is_loopback(self.master_addr)
 
 
 def read_env(environ: Mapping[str, str] | None = None) -> JobEnv:
@@ -50,7 +53,8 @@ def read_env(environ: Mapping[str, str] | None = None) -> JobEnv:
             f"{' and '.join(missing)} not set, but RANK or WORLD_SIZE is: start with torchrun or poseidon train"
         )
     rank = _number(env, "RANK", 0)
-    if not 0 <= rank < world_size:
+    servers = _number(env, "POSEIDON_SERVERS", 0)
+    if not 0 <= rank < world_size + servers:
         raise UserError(f"RANK={rank} is outside WORLD_SIZE={world_size}")
     address = env.get("MASTER_ADDR") or "127.0.0.1"
     port = _number(env, "MASTER_PORT", 0)
@@ -68,6 +72,7 @@ def read_env(environ: Mapping[str, str] | None = None) -> JobEnv:
         port,
         _number(env, "POSEIDON_STORE_FD", -1) if env.get("POSEIDON_STORE_FD") else None,
         _number(env, "TORCHELASTIC_RESTART_COUNT", 0),
+        servers,
     )
 
 

@@ -54,7 +54,18 @@ def join(job: JobEnv, device: torch.device, timeout: float) -> Any:
                 f"rank {job.rank} of {job.world_size} cannot join the job at {job.master_addr}:{job.master_port}: "
                 f"{str(error).splitlines()[0]}"
             ) from error
-    store = dist.distributed_c10d._get_default_store()
+    store: Any = dist.distributed_c10d._get_default_store()
+    while job.servers and isinstance(store, dist.PrefixStore):  # the process group's own prefix, which they do not know
+        store = store.underlying_store
+    return _of_this_session(job, store)
+
+
+def join_to_serve(job: JobEnv) -> Any:
+    """The same store for a rank that is no worker, and so of no process group."""
+    return _of_this_session(job, _own_store(job, timedelta(seconds=START_SECONDS)))
+
+
+def _of_this_session(job: JobEnv, store: Any) -> Any:
     # A restarted job, or a second session in one process, must not meet the leftovers of its predecessor.
     store = dist.PrefixStore(f"poseidon/{job.attempt}", store)
     return dist.PrefixStore(str(store.add(f"sessions/{job.rank}", 1)), store)
@@ -96,7 +107,7 @@ def _gpu_each(job: JobEnv) -> bool:
 def mesh(job: JobEnv, encryption: str | None) -> ZmqEndpoint:
     """This rank's endpoint, not yet connected."""
     address = "127.0.0.1" if job.one_host else _address_towards(job.master_addr)
-    return ZmqEndpoint(job.rank, job.world_size, address=address, encryption=encryption)
+    return ZmqEndpoint(job.rank, job.world_size + job.servers, address=address, encryption=encryption)
 
 
 def connect(job: JobEnv, store: Any, endpoint: ZmqEndpoint) -> None:
@@ -104,7 +115,8 @@ def connect(job: JobEnv, store: Any, endpoint: ZmqEndpoint) -> None:
     if job.rank == 0:
         store.set("token", secrets.token_hex(TOKEN_BYTES))
     store.set(f"endpoint/{job.rank}", endpoint.contact)
-    contacts = [get(store, f"endpoint/{rank}", rank, "its endpoint", START_SECONDS) for rank in range(job.world_size)]
+    everyone = range(job.world_size + job.servers)
+    contacts = [get(store, f"endpoint/{rank}", rank, "its endpoint", START_SECONDS) for rank in everyone]
     token = bytes.fromhex(get(store, "token", 0, "the job's token", START_SECONDS))
     endpoint.connect(contacts, token, START_SECONDS)
 

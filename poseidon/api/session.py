@@ -46,7 +46,7 @@ class Session:
     Attributes:
         rank, world_size, local_rank: as torchrun counts them.
         device: where this rank's model belongs (``cuda:local_rank`` or ``cpu``).
-        topology: which ranks are the devices of one node.
+        topology: which ranks are the devices of one node, and which serve.
         accelerator: what computes gradients, if not this host; emulation puts its own here before ``distribute``.
     """
 
@@ -58,7 +58,7 @@ class Session:
         store: Any = None,
         endpoint: Endpoint | None = None,
         timeout: float,
-        devices: Sequence[int] = (),
+        topology: Topology | None = None,
     ) -> None:
         self.rank, self.world_size, self.local_rank = job.rank, job.world_size, job.local_rank
         self.device = device
@@ -66,7 +66,7 @@ class Session:
         self.accelerator: Accelerator = Host()
         self._job = job
         self._store = store
-        self.topology = Topology.of(devices or [1] * job.world_size)
+        self.topology = topology or Topology.flat(job.world_size)
         self._exchange = Exchange(endpoint, timeout, self.topology) if endpoint is not None else None
         if self._exchange is not None and store is not None:
             self._exchange.elsewhere = self._elsewhere

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -13,7 +14,10 @@ import torch.distributed as dist
 from poseidon.api import rendezvous
 from poseidon.api.env import JobEnv, read_env
 from poseidon.api.session import Session, one_of
+from poseidon.engine import Device, Exchange
+from poseidon.engine.server import serve as run_server
 from poseidon.errors import UserError
+from poseidon.planning import Topology
 
 log = logging.getLogger("poseidon")
 
@@ -24,6 +28,7 @@ def init(
     encryption: Literal["curve", "none"] | None = None,
     device: str | torch.device | None = None,
     devices_per_node: int | None = None,
+    servers: Sequence[int] | None = None,
 ) -> Session:
     """Join the job that torchrun (or any launcher that sets its variables) started.
 
@@ -37,6 +42,7 @@ def init(
         devices_per_node: successive ranks that form a node: what they have is merged before it leaves the node, and
             comm="hybrid" counts nodes. By default those that torchrun has started on one machine, where there are
             several machines; on one, every rank counts as a node.
+        servers: numbers of the nodes that own server shards; default: all.
         device: this rank's device; default ``cuda:LOCAL_RANK`` where there is one, else ``cpu``.
 
     Raises:
@@ -47,10 +53,12 @@ def init(
         one_of("encryption", encryption, ("curve", "none"))
     if devices_per_node is not None and (devices_per_node < 1 or job.world_size % devices_per_node):
         raise UserError(f"devices_per_node={devices_per_node} must divide the {job.world_size} ranks into nodes")
+    if servers is not None and not servers:
+        raise UserError("servers=[]: somebody must serve")
     if timeout <= 0:
         raise UserError(f"timeout={timeout} must be positive seconds")
     place = _device(device, job)
-    if job.world_size == 1:
+    if job.world_size == 1 and not job.servers:
         return Session(job, place, timeout=timeout)
     owns = not dist.is_initialized()
     start = time.monotonic()
@@ -62,11 +70,11 @@ def init(
         endpoint.close(0)
         raise
     try:
-        devices = rendezvous.devices(job, store, devices_per_node)
+        topology = topology_of(job, rendezvous.devices(job, store, devices_per_node), servers)
     except BaseException:
         endpoint.close(0)
         raise
-    session = Session(job, place, store=store, endpoint=endpoint, timeout=timeout, devices=devices)
+    session = Session(job, place, store=store, endpoint=endpoint, timeout=timeout, topology=topology)
     session._owns_process_group = owns
     try:
         rendezvous.connect(job, store, endpoint)
@@ -76,6 +84,38 @@ def init(
     log.debug("rank %d joined %d ranks in %.1f s", job.rank, job.world_size, time.monotonic() - start)
     atexit.register(session.close)
     return session
+
+
+def topology_of(job: JobEnv, devices: Sequence[int], servers: Sequence[int] | None) -> Topology:
+    """Raises UserError when there is no such node."""
+    for node in servers or ():
+        if node not in range(len(devices)):
+            raise UserError(f"servers={list(servers or ())}: there are nodes 0 to {len(devices) - 1}")
+    return Topology.of(devices, job.servers or servers)
+
+
+def serve(
+    *, timeout: float, encryption: Literal["curve", "none"] | None, devices_per_node: int, device: Device
+) -> None:
+    """Be a rank that only owns shards, until all workers have left.
+
+    Args:
+        device: whose host sums.
+    """
+    job = read_env()
+    endpoint = rendezvous.mesh(job, encryption)
+    try:
+        store = rendezvous.join_to_serve(job)
+        topology = Topology.of(rendezvous.devices(job, store, devices_per_node), job.servers)
+        exchange = Exchange(endpoint, timeout, topology)
+        rendezvous.connect(job, store, endpoint)
+    except BaseException:
+        endpoint.close(0)
+        raise
+    try:
+        run_server(exchange, device)
+    finally:
+        exchange.close()
 
 
 def _device(device: str | torch.device | None, job: JobEnv) -> torch.device:

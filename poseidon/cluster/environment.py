@@ -12,6 +12,8 @@ from poseidon.emulation.links import INTERFACE, address
 #: others NO_FD: rank 0 serves the store there.
 STORE_FD = "POSEIDON_STORE_FD"
 NO_FD = -1
+#: Ranks from WORLD_SIZE on, which only serve.
+SERVERS = "POSEIDON_SERVERS"
 #: Of the store on an emulated network: nobody else is on rank 0's address, and the port is below the ephemeral ones.
 NODE_PORT = 29500
 _LOOPBACK = "127.0.0.1"
@@ -28,12 +30,20 @@ def listening_socket(world_size: int) -> socket.socket:
 
 
 def rank_environment(
-    rank: int, world_size: int, devices: int, *, base: Mapping[str, str], threads: int, store: socket.socket | None
+    rank: int,
+    world_size: int,
+    devices: int,
+    *,
+    base: Mapping[str, str],
+    threads: int,
+    store: socket.socket | None,
+    servers: int = 0,
 ) -> dict[str, str]:
     """``base`` with what rank ``rank`` of ``world_size`` needs, as torchrun would name it.
 
     Args:
         devices: ranks of a node.
+        servers: ranks from ``world_size`` on, which only serve.
         store: that all ranks on this one host meet at; None: they are on the nodes of an emulated network.
     """
     env = {key: value for key, value in base.items() if not key.startswith(_FOREIGN) and key != STORE_FD}
@@ -43,6 +53,7 @@ def rank_environment(
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
+        SERVERS: str(servers),
     }
     return env | (_on_a_node(rank, devices, base) if store is None else _on_this_host(rank, world_size, store))
 

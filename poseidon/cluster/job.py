@@ -50,6 +50,7 @@ def launch_job(
     on_line: OnLine | None = None,
     launcher: Launcher | None = None,
     grace: Grace | None = None,
+    servers: int = 0,
 ) -> JobResult:
     """Run ``world_size`` ranks of ``argv`` until all have ended, and say how.
 
@@ -61,6 +62,7 @@ def launch_job(
         env: additions to this process's environment for every rank.
         on_line: receives what belongs on the terminal, see :data:`poseidon.cluster.base.OnLine`; by
             default it is printed, with ``[rank N]`` in front.
+        servers: ranks beyond ``world_size`` that only serve, each on a node of its own.
         launcher: instead of the one that ``cluster_cfg.name`` stands for. Closed in any case.
 
     Raises:
@@ -75,20 +77,27 @@ def launch_job(
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         devices = min(cluster_cfg.devices_per_node, world_size)
-        launcher = launcher or _launcher(cluster_cfg, world_size // devices)
+        launcher = launcher or _launcher(cluster_cfg, world_size // devices + servers)
         stack.callback(launcher.close)
         for warning in launcher.warnings:
             screen.say(warning)
         emulated = cluster_cfg.name is ClusterKind.emulated
-        store = None if emulated else stack.enter_context(listening_socket(world_size))
+        store = None if emulated else stack.enter_context(listening_socket(world_size + servers))
         base, threads = {**os.environ, **(env or {})}, cluster_cfg.threads
         envs = [
-            rank_environment(rank, world_size, devices, base=base, threads=threads, store=store)
-            for rank in range(world_size)
+            rank_environment(rank, world_size, devices, base=base, threads=threads, store=store, servers=servers)
+            for rank in range(world_size + servers)
         ]
         fds = (store.fileno(),) if store else ()
         tasks = [
-            Task(rank, list(argv), env, log_dir / f"rank{rank}.log", () if rank else fds, host=rank // devices)
+            Task(
+                rank,
+                list(argv),
+                env,
+                log_dir / f"rank{rank}.log",
+                () if rank else fds,
+                host=_host(rank, world_size, devices),
+            )
             for rank, env in enumerate(envs)
         ]
         with _Job(screen, interrupts, grace) as job:
@@ -96,6 +105,11 @@ def launch_job(
             if store:
                 store.close()  # rank 0's alone: whoever calls after its death is refused, not left waiting
             return replace(failure or job.run(), warnings=tuple(launcher.warnings))
+
+
+def _host(rank: int, world_size: int, devices: int) -> int:
+    """The node that a rank belongs on."""
+    return rank // devices if rank < world_size else world_size // devices + rank - world_size
 
 
 def _launcher(cluster: ClusterConfig, nodes: int) -> Launcher:

@@ -59,6 +59,7 @@ def check_train(config: TrainConfig) -> None:
     _check_ranges(config)
     check_cluster(config.cluster)
     _check_shares(config)
+    _check_servers(config)
     _check_contradictions(config)
     _check_dataset(config.dataset)
     if config.hardware is not None:
@@ -125,6 +126,21 @@ def _check_shares(config: TrainConfig) -> None:
             )
 
 
+def _check_servers(config: TrainConfig) -> None:
+    servers, nodes, comm = config.cluster.servers, config.cluster.nodes, config.comm.name
+    if servers is None:
+        return
+    count = isinstance(servers, int) and not isinstance(servers, bool) and servers >= 1
+    some = isinstance(servers, list) and servers and all(type(node) is int and 0 <= node < nodes for node in servers)
+    if not (count or some):
+        raise UserError(
+            f"cluster.servers={servers}: must be a number of nodes that only serve, at least 1, or a list of worker "
+            f"nodes that serve, from 0 to {nodes - 1} (cluster.nodes)"
+        )
+    if comm is Comm.single or comm.of_torch:
+        raise UserError(f"cluster.servers={servers}: comm={comm.value} has no parameter server; leave it out")
+
+
 def check_cluster(cluster: ClusterConfig) -> None:
     """Raises UserError in one line if the network that is asked for makes no sense."""
     if cluster.name is not ClusterKind.emulated:
@@ -138,8 +154,9 @@ def check_cluster(cluster: ClusterConfig) -> None:
     if cluster.bandwidth is not None:
         parse_rate("cluster.bandwidth", cluster.bandwidth)
     for node, rate in cluster.node_bandwidth.items():
-        if node not in range(cluster.nodes):
-            raise UserError(f"cluster.node_bandwidth.{node}: there are nodes 0 to {cluster.nodes - 1} (cluster.nodes)")
+        if node not in range(cluster.nodes + cluster.dedicated):
+            last = cluster.nodes + cluster.dedicated - 1
+            raise UserError(f"cluster.node_bandwidth.{node}: there are nodes 0 to {last} (cluster.nodes)")
         parse_rate(f"cluster.node_bandwidth.{node}", rate)
     if cluster.latency is not None:
         parse_seconds("cluster.latency", cluster.latency)

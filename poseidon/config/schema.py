@@ -136,6 +136,7 @@ class ClusterConfig:
     name: ClusterKind = ClusterKind.local
     nodes: int = 2
     devices_per_node: int = 1  # processes of a node, which merge their gradients before anything leaves it
+    servers: Any = None  # null: every node; [0,1]: the nodes that do; 2: so many more, which only serve
     threads: int = 1  # BLAS/OpenMP threads per rank
     batch_shares: list[float] | None = None  # of the global batch, per node, relative; null: all the same
     # Of cluster=emulated only:
@@ -143,6 +144,11 @@ class ClusterConfig:
     node_bandwidth: dict[Any, str] = field(default_factory=dict)  # of some nodes' links, by number, instead
     latency: str | None = None  # one way, beside what the rate costs: "50us"
     time_dilation: Any = 1.0  # f: bandwidth is divided by it, times are multiplied; AUTO until it is picked
+
+    @property
+    def dedicated(self) -> int:
+        """Nodes that only serve."""
+        return self.servers if isinstance(self.servers, int) else 0
 
     def __post_init__(self) -> None:
         # In YAML a node's number is one, on a command line and in JSON it is text.

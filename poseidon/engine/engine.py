@@ -37,6 +37,7 @@ from poseidon.engine.parameters import (
     trainable,
     whole_is_compiled,
 )
+from poseidon.engine.server import tell_servers
 from poseidon.engine.start import TAG_PLAN, TAG_SEEN, agree, manifest
 from poseidon.engine.state import share_state
 from poseidon.engine.steps import holds, watch, within
@@ -197,6 +198,8 @@ class Engine:
             self._exchange, self._index, version, self.book, dtypes, options.kv_bytes, self._device
         )
         self._syncers.listen(self._bell)
+        sizes = {"kv_bytes": options.kv_bytes, "merge_bytes": options.merge_bytes}
+        tell_servers(self._exchange, self._index, version, self.book, sizes)
         self._gradients = Gradients(self.book, self._params, self._records, self._device)
         for index, record in self._records.items():
             record.active = self.trial or schemes.get(self._infos[index].name, "ps") != "ps"

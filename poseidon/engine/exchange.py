@@ -69,7 +69,7 @@ class Exchange:
         self.endpoint = endpoint
         self.topology = topology or Topology.flat(endpoint.world_size)
         self.rank = endpoint.rank
-        self.world_size = endpoint.world_size
+        self.world_size = len(self.topology.workers)  # ranks beyond them only serve
         self.timeout = timeout
         self.failure: PoseidonError | None = None
         self.traffic = Traffic()
@@ -162,7 +162,7 @@ class Exchange:
         if not tell:
             return
         payload = _RANK.pack(self._lost(error)) + str(error).encode()
-        for peer in range(self.world_size):
+        for peer in range(self.endpoint.world_size):
             if peer != self.rank:
                 # Also to the lost one: if it lives, it must not find somebody else to blame.
                 try:
@@ -320,7 +320,7 @@ class Exchange:
         return str(self.receive(Kind.TEXT, peer, model, tag, what)[1], "utf-8")
 
     def collect(self, queue: SimpleQueue[Any], model: int, tag: int) -> None:
-        """From now on all peers' texts under this address come to one queue, as (header, payload)."""
+        """From now on all workers' texts under this address come to one queue, as (header, payload)."""
 
         def install() -> None:
             for peer in range(self.world_size):
@@ -356,7 +356,7 @@ class Exchange:
 
     def close(self, timeout: float = 5.0) -> None:
         """Say goodbye and free the endpoint."""
-        for peer in range(self.world_size):
+        for peer in range(self.endpoint.world_size):
             if peer != self.rank and self.failure is None:
                 bye = Header(Kind.BYE, self.rank)
                 self.endpoint.post(partial(self.endpoint.send, peer, bye))

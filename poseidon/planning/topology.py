@@ -31,13 +31,20 @@ class Topology:
         return cls.of([1] * world_size)
 
     @classmethod
-    def of(cls, devices: Sequence[int]) -> Topology:
-        """Nodes with so many devices each, all of which serve; ranks count through the first node, then the next."""
+    def of(cls, devices: Sequence[int], servers: int | Sequence[int] | None = None) -> Topology:
+        """Nodes with so many devices each; ranks count through the first node, then the next, then the servers.
+
+        Args:
+            servers: None: all nodes serve; numbers of the nodes that do; or how many more there are that only serve.
+        """
         nodes, first = [], 0
         for count in devices:
             nodes.append(tuple(range(first, first + count)))
             first += count
-        return cls(tuple(nodes), tuple(range(first)))
+        if isinstance(servers, int):
+            return cls(tuple(nodes), tuple(range(first, first + servers)))
+        serving = range(len(nodes)) if servers is None else sorted(set(servers))
+        return cls(tuple(nodes), tuple(rank for node in serving for rank in nodes[node]))
 
     @cached_property
     def workers(self) -> tuple[int, ...]:

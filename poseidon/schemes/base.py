@@ -109,3 +109,6 @@ class Scheme(Protocol):
 
     def waits_for(self) -> list[tuple[str, int]]:
         """(phase, rank) of what is missing; for diagnosis."""
+
+    def owed_by(self) -> set[int]:
+        """Of a rank that only serves: ranks of which something is missing in a round that others have begun."""

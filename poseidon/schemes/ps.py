@@ -104,6 +104,14 @@ class PS:
                 result += [("push", rank) for rank in missing]
         return result
 
+    def owed_by(self) -> set[int]:
+        topology, me = self._context.topology, self._context.rank
+        return {
+            topology.delegate(node, me, self.unit.index + index)
+            for index, average in self._owned.items()
+            for node in average.lacking()
+        }
+
     def _offer(self, round_: int, pair: KVPair, rank: int, rows: int, data: torch.Tensor | None) -> None:
         """Of one device of this node, or of another node."""
         local = bool(self._beside) and self._context.topology.node_of(rank) == self._node

@@ -48,7 +48,8 @@ def make_plan(config: TrainConfig) -> Plan:
     elif comm is Comm.fsdp:
         sent = sharded_bytes(((info.shape, info.itemsize, True) for info in infos), nodes)
     else:
-        sent = max(sum(book.planned_bytes(rank, decision.factors).between for rank in node) for node in topology.nodes)
+        homes = [*topology.nodes, *((rank,) for rank in topology.servers if not topology.works(rank))]
+        sent = max(sum(book.planned_bytes(rank, decision.factors).between for rank in home) for home in homes)
     rows = by_layer(describe(book, decision.factors, 0))
     return Plan(
         model=part_name(config.model) or "?",
@@ -65,7 +66,7 @@ def make_plan(config: TrainConfig) -> Plan:
 
 def topology_of(cluster: ClusterConfig) -> Topology:
     """Which ranks are on which node, and which of them serve."""
-    return Topology.of([cluster.devices_per_node] * cluster.nodes)
+    return Topology.of([cluster.devices_per_node] * cluster.nodes, cluster.servers)
 
 
 def _per_device(seen: dict[str, FactorSize], devices: int) -> list[dict[str, FactorSize]]:

@@ -50,13 +50,40 @@ def main(argv: list[str] | None = None) -> int:
 def _work(path: Path) -> None:
     import torch
 
+    from poseidon.api.env import read_env
     from poseidon.config import load_spec
 
     spec = load_spec(path)
     config = spec.config
     torch.set_num_threads(config.cluster.threads)
+    job = read_env()
+    if job.rank >= job.world_size:
+        _serve(config)
+        return
     with _join(config) as session:
         train(session, spec)
+
+
+def _serve(config: TrainConfig) -> None:
+    """A node that only owns shards. Its device is a host's CPU, emulated ones being as fast as the profile says."""
+    from poseidon.api.start import serve
+    from poseidon.engine import Host
+
+    device: Any = Host()
+    if config.hardware is not None:
+        from poseidon.emulation.accelerator import Accelerator, Costs
+
+        costs = Costs(server_sum=config.hardware.server_sum)
+        device = Accelerator([], costs, dilation=config.cluster.time_dilation)
+    timeout, encryption = _network(config)
+    serve(timeout=timeout, encryption=encryption, devices_per_node=config.cluster.devices_per_node, device=device)
+
+
+def _network(config: TrainConfig) -> tuple[float, Any]:
+    timeout, encryption = config.comm.timeout * config.cluster.time_dilation, config.comm.encryption
+    if encryption is None and config.cluster.name is ClusterKind.emulated:
+        encryption = Encryption.none  # chosen for the user here alone: nobody else can listen on such a network
+    return timeout, encryption.value if encryption is not None else None
 
 
 def _join(config: TrainConfig) -> Session:
@@ -64,18 +91,18 @@ def _join(config: TrainConfig) -> Session:
     from poseidon.api.env import read_env
     from poseidon.training.loop import devices_of
 
-    timeout, encryption = config.comm.timeout * config.cluster.time_dilation, config.comm.encryption
-    if encryption is None and config.cluster.name is ClusterKind.emulated:
-        encryption = Encryption.none  # chosen for the user here alone: nobody else can listen on such a network
-    if config.hardware is not None and read_env().world_size == 1:
+    timeout, encryption = _network(config)
+    job = read_env()
+    if config.hardware is not None and job.world_size == 1 and not job.servers:
         from poseidon.training.emulated import session_of_one
 
         return session_of_one(config, timeout)
     return poseidon.init(
         timeout=timeout,
-        encryption=encryption.value if encryption is not None else None,
+        encryption=encryption,
         device=None if config.device.value == "auto" else config.device.value,
         devices_per_node=devices_of(config),
+        servers=config.cluster.servers if isinstance(config.cluster.servers, list) else None,
     )
 
 
