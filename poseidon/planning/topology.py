@@ -1,5 +1,5 @@
 """Who stands where: ranks on nodes, and the shards' owners. Three levels move gradients: the devices of a node, the
-nodes among each other, and the server shards (P15, section 3; P17, section 3).
+nodes among each other, and the server shards (P15).
 
 Between two nodes one rank of each speaks for a key, its *delegate*: what the devices of a node have is merged there
 before it leaves the node, and what comes in is passed on from there. Delegates differ from key to key, so that every

@@ -1,7 +1,7 @@
 """PS: a unit's KV pairs go to the shards that own them, are averaged there, and come back (P17, section 2.1).
 
 Of a node with several devices one, the pair's delegate, averages what they have before it leaves the node, and hands
-on what comes back (P15, section 3: gradients are merged in each node first).
+on what comes back (the third of P15's levels).
 """
 
 from __future__ import annotations
