@@ -108,7 +108,7 @@ def demand(config: TrainConfig) -> Demand | None:
     sent = 0.0 if single else make_plan(config).bytes_sent_per_node
     return Demand(
         label=f"{part_name(config.model)}, comm={config.comm.name.value}, {nodes} node{'s' if nodes > 1 else ''}",
-        cpu=nodes * (PER_BYTE * sent + PER_LAYER * calls),
+        cpu=nodes * (PER_BYTE * sent + PER_LAYER * calls * (1 if single else config.cluster.devices_per_node)),
         thread=PER_BYTE_OF_THREAD * sent,
         seconds=max(compute, 8 * sent / _rate(config.cluster)),
     )

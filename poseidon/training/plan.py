@@ -43,10 +43,11 @@ def make_plan(config: TrainConfig) -> Plan:
         merge_bytes=config.comm.merge_bytes,
         schemes=decision.schemes,
     )
-    if comm is Comm.ddp:  # a ring all-reduce
-        sent = 2 * (nodes - 1) / nodes * sum(info.nbytes for info in infos)
+    ring = len(topology.workers) if nodes > 1 else 1  # through all devices; each node passes on what one of them sends
+    if comm is Comm.ddp:
+        sent = 2 * (ring - 1) / ring * sum(info.nbytes for info in infos)
     elif comm is Comm.fsdp:
-        sent = sharded_bytes(((info.shape, info.itemsize, True) for info in infos), nodes)
+        sent = sharded_bytes(((info.shape, info.itemsize, True) for info in infos), ring)
     else:
         homes = [*topology.nodes, *((rank,) for rank in topology.servers if not topology.works(rank))]
         sent = max(sum(book.planned_bytes(rank, decision.factors).between for rank in home) for home in homes)
