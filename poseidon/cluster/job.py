@@ -50,9 +50,8 @@ def launch_job(
     on_line: OnLine | None = None,
     launcher: Launcher | None = None,
     grace: Grace | None = None,
-    servers: int = 0,
 ) -> JobResult:
-    """Run ``world_size`` ranks of ``argv`` until all have ended, and say how.
+    """Run ``world_size`` ranks of ``argv``, and those that only serve, until all have ended, and say how.
 
     Ctrl-C or SIGTERM asks the ranks to end, a second one kills them at once; both only if this is called
     in the main thread. The death of this process, however it comes, ends the ranks too.
@@ -62,7 +61,6 @@ def launch_job(
         env: additions to this process's environment for every rank.
         on_line: receives what belongs on the terminal, see :data:`poseidon.cluster.base.OnLine`; by
             default it is printed, with ``[rank N]`` in front.
-        servers: ranks beyond ``world_size`` that only serve, each on a node of its own.
         launcher: instead of the one that ``cluster_cfg.name`` stands for. Closed in any case.
 
     Raises:
@@ -76,7 +74,7 @@ def launch_job(
     screen = Screen(on_line, grace.hold)
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
-        devices = min(cluster_cfg.devices_per_node, world_size)
+        devices, servers = min(cluster_cfg.devices_per_node, world_size), cluster_cfg.dedicated
         launcher = launcher or _launcher(cluster_cfg, world_size // devices + servers)
         stack.callback(launcher.close)
         for warning in launcher.warnings:

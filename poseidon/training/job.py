@@ -86,7 +86,6 @@ def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Job
             run_dir / LOGS,
             env={},
             on_line=display.on_line,
-            servers=cluster.dedicated,
         )
         status, error, exit_code = job.status, job.reason or None, job.exit_code
         summary["not_emulated"] = list(job.warnings)
