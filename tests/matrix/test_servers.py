@@ -32,7 +32,7 @@ def test_with_devices(comm: str, servers: int | list[int]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("servers", [2, [1]], ids=str)
 @pytest.mark.parametrize("name", test_structure.CASES)
-def test_structure(name: str, servers: int | list[int]) -> None:
+def test_every_structure(name: str, servers: int | list[int]) -> None:
     assert_equals_one_process(test_structure.CASES[name], "hybrid", [2, 4, 3], servers=servers)
 
 
