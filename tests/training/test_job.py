@@ -161,6 +161,7 @@ def test_two_nodes_leave_all_records(config, tmp_path, capfd):
         assert tracked.data.metrics[metric] == pytest.approx(value)
 
 
+@pytest.mark.slow
 def test_a_run_of_one_process_goes_on_with_two_under_pytorchs_own_to_the_same_result(config, tmp_path):
     single = replace(
         config,
