@@ -330,8 +330,9 @@ class Session:
         return sync.stall_seconds if isinstance(sync, Engine) else 0.0
 
     def bytes_sent(self, model: nn.Module) -> int:
-        """Bytes this rank has sent so far, headers included, for all models."""
-        return sum(self._exchange.endpoint.counters.sent.values()) if self._exchange is not None else 0
+        """Bytes this rank has sent to other nodes so far, headers included, for all models."""
+        sent = dict(self._exchange.endpoint.counters.sent) if self._exchange is not None else {}
+        return sum(count for peer, count in sent.items() if peer not in self.topology.beside(self.rank))
 
     # --- the end -----------------------------------------------------------------------------------------------
 

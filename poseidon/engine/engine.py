@@ -7,7 +7,6 @@ whose loss misses the model closes its round in the optimizer's pre-step hook, s
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from poseidon.engine.exchange import Exchange
 from poseidon.engine.forwards import Forward, StepRows
 from poseidon.engine.gradients import Gradients
 from poseidon.engine.inputs import Reading, leading_rows
+from poseidon.engine.negotiation import negotiate
 from poseidon.engine.parameters import (
     check_distributable,
     record_factors,
@@ -38,7 +38,7 @@ from poseidon.engine.parameters import (
     whole_is_compiled,
 )
 from poseidon.engine.server import tell_servers
-from poseidon.engine.start import TAG_PLAN, TAG_SEEN, agree, manifest
+from poseidon.engine.start import agree, manifest
 from poseidon.engine.state import share_state
 from poseidon.engine.steps import holds, watch, within
 from poseidon.engine.syncers import Syncers
@@ -425,28 +425,18 @@ class Engine:
 
     def _decide(self) -> None:
         """After a round by PS: rank 0 chooses the schemes from everyone's factors; all adopt them."""
-        exchange, index = self._exchange, self._index
-        if exchange.rank == 0:
-            if whole_is_compiled(self._model):
-                log.warning(
-                    "the whole model is compiled: its gradients become final together, after the backward pass, so "
-                    "that no communication hides under it; compile it block by block (block.compile()) instead"
-                )
-            seen = [self._factor_sizes]
-            for peer in range(1, exchange.world_size):
-                theirs = json.loads(exchange.hear(peer, index, TAG_SEEN, "rows of iteration 0"))
-                seen.append({name: FactorSize(*size) for name, size in theirs.items()})
-            self.decision = decide(self.options.comm, self._infos, seen, exchange.topology)
-            live = self.buffers.changed()
-            text = json.dumps([self.decision.schemes, self.decision.factors, live])
-            for peer in range(1, exchange.world_size):
-                exchange.say(peer, index, TAG_PLAN, text)
-        else:
-            exchange.say(0, index, TAG_SEEN, json.dumps(self._factor_sizes))
-            schemes, factors, live = json.loads(exchange.hear(0, index, TAG_PLAN, "plan"))
-            self.decision = Decision(schemes, {name: FactorSize(*size) for name, size in factors.items()})
+        first = self._exchange.rank == 0
+        if first and whole_is_compiled(self._model):
+            log.warning(
+                "the whole model is compiled: its gradients become final together, after the backward pass, so "
+                "that no communication hides under it; compile it block by block (block.compile()) instead"
+            )
+        mine = self.buffers.changed() if first else []
+        decision, live = negotiate(
+            self._exchange, self._index, self.options.comm, self._infos, self._factor_sizes, mine
+        )
         self.buffers.keep_alive(live)
-        self._adopt(self.decision)
+        self._adopt(decision)
 
     def _adopt(self, decision: Decision) -> None:
         self.decision = decision

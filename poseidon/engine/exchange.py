@@ -260,11 +260,14 @@ class Exchange:
 
     def _check_elsewhere(self, missing: Sequence[tuple[str, int]]) -> None:
         for what, rank in missing:
-            where = self.elsewhere(rank) if self.elsewhere is not None else None
-            if where is not None:
-                text = f"rank {self.rank} waits for rank {rank}: {what}, but rank {rank} {where}"
-                self.fail(OutOfStepError(f"{OutOfStepError.BEGINNING}: {text}"))
-                self.check()
+            # A rank that only serves waits for any worker.
+            others = (rank,) if self.topology.works(rank) else self.topology.workers
+            for other in others if self.elsewhere is not None else ():
+                where = self.elsewhere(other) if other != self.rank else None  # type: ignore[misc]
+                if where is not None:
+                    text = f"rank {self.rank} waits for rank {rank}: {what}, but rank {other} {where}"
+                    self.fail(OutOfStepError(f"{OutOfStepError.BEGINNING}: {text}"))
+                    self.check()
 
     def _check_left(self, missing: Sequence[tuple[str, int]]) -> None:
         for what, rank in missing:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from poseidon.engine.device import Device
-from poseidon.engine.exchange import POLL_SECONDS, Exchange
-from poseidon.errors import OutOfStepError, PeerLostError
+from poseidon.engine.exchange import POLL_SECONDS, WARN_SECONDS, Exchange
+from poseidon.engine.syncers import compare_steps
+from poseidon.errors import PeerLostError
 from poseidon.planning import Book, Param, Scheme, build_book
 from poseidon.schemes import Context, make_scheme
-from poseidon.transport import Header, Kind
+from poseidon.transport import Header
+
+log = logging.getLogger("poseidon")
 
 #: Mailbox tag of plans, from rank 0 to the ranks that only serve.
 TAG_SERVE = 7
@@ -42,7 +47,8 @@ def serve(exchange: Exchange, device: Device) -> None:
     """Serve until all workers have left.
 
     Raises:
-        PeerLostError: a worker was lost. PoseidonError: a worker ended the run.
+        PeerLostError: a worker was lost, or others wait for it as long as the timeout. PoseidonError: a worker ended
+            the run.
     """
     plans: SimpleQueue[Any] = SimpleQueue()
     exchange.watch(plans)
@@ -61,9 +67,8 @@ def serve(exchange: Exchange, device: Device) -> None:
                     old.close()
                 del mine[:-2]
         exchange.check()
-        if any(map(exchange.has_left, exchange.topology.workers)):
-            for each in [one for several in shards.values() for one in several]:
-                exchange.endpoint.post(partial(exchange.guarded, each.check_left, "cannot serve"))
+        for each in [one for several in shards.values() for one in several]:
+            exchange.endpoint.post(partial(exchange.guarded, each.look, "cannot serve"))
 
 
 def _read(exchange: Exchange, text: str) -> tuple[int, Book, int]:
@@ -73,12 +78,22 @@ def _read(exchange: Exchange, text: str) -> tuple[int, Book, int]:
     return model, build_book(params, exchange.topology, schemes=typed, **options), options["kv_bytes"]
 
 
+class _Begun(NamedTuple):
+    """Of a round: who has begun it here first, after how many optimizer steps, and when."""
+
+    rank: int
+    steps: int
+    time: float
+
+
 class Shards:
     """Receiver of one (model, plan) on a rank that only serves."""
 
     def __init__(self, exchange: Exchange, model: int, plan: int, book: Book, piece_bytes: int, device: Device) -> None:
         self._exchange, self._device, self._model, self._plan = exchange, device, model, plan
-        self._steps: dict[int, tuple[int, int]] = {}  # by round, who has begun it first, and after how many steps
+        self._book = book
+        self._begun: dict[int, _Begun] = {}  # by round
+        self._warn = WARN_SECONDS
         self._schemes = [
             make_scheme(
                 unit,
@@ -102,31 +117,46 @@ class Shards:
         exchange.open(model, plan, self)
 
     def on_message(self, header: Header, payload: memoryview) -> None:
-        if header.kind in (Kind.CHANGED, Kind.BEGIN):
-            return
-        first, steps = self._steps.setdefault(header.round, (header.rank, header.step))
-        if steps != header.step:
-            raise OutOfStepError(
-                f"{OutOfStepError.BEGINNING}: rank {first} has made {steps} optimizer steps, rank {header.rank} "
-                f"{header.step} before backward pass {header.round}"
-            )
-        self._steps = {old: its for old, its in self._steps.items() if old >= header.round - 2}
+        begun = self._begun.setdefault(header.round, _Begun(header.rank, header.step, time.monotonic()))
+        if header.rank != begun.rank:
+            compare_steps(header.round, {begun.rank: begun.steps, header.rank: header.step})
+        self._begun = {old: its for old, its in self._begun.items() if old >= header.round - 2}
         self._schemes[header.unit].on_message(header, payload)
 
     def on_through(self, rank: int) -> None:
         """What a rank that only goes along contributes comes like the others'."""
 
     def _send(self, peer: int, header: Header, payload: Any) -> None:
-        self._exchange.send(peer, header._replace(step=self._steps[header.round][1]), payload)
+        self._exchange.send(peer, header._replace(step=self._begun[header.round].steps), payload)
 
     def _summed(self, nbytes: int, call: Any) -> None:
         self._device.summed(nbytes, partial(self._exchange.guarded, call, "cannot sum"), self._exchange.endpoint.post)
 
-    def check_left(self) -> None:
-        """Endpoint's thread: others wait here for one that has gone, and would not know."""
-        for rank in sorted(set().union(*(scheme.owed_by() for scheme in self._schemes))):
-            if self._exchange.has_left(rank):
-                raise PeerLostError(rank, f"rank {rank} ended while others wait for its gradients")
+    def look(self) -> None:
+        """Endpoint's thread: workers wait here for another one, and cannot know for which.
+
+        Raises:
+            PeerLostError: it has left, or has been silent for the timeout.
+        """
+        now, longest, who = time.monotonic(), 0.0, ""
+        for unit, scheme in zip(self._book.units, self._schemes, strict=True):
+            for round_, rank in sorted(scheme.owed_by()):
+                layer = self._book.params[unit.params[0]].layer or "(root)"
+                phase = "push" if unit.scheme == "ps" else "factors"
+                what = f"rank {rank}: {phase} of layer {layer}, iteration {round_}"
+                if self._exchange.has_left(rank):
+                    raise PeerLostError(rank, f"rank {rank} ended while others still wait for {what}")
+                waited = now - self._begun[round_].time
+                if waited > self._exchange.timeout:
+                    me = self._exchange.rank
+                    raise PeerLostError(rank, f"rank {me} waited {waited:.0f} s (comm.timeout) for {what}")
+                if waited > longest:
+                    longest, who = waited, what
+        if longest < WARN_SECONDS:
+            self._warn = WARN_SECONDS
+        elif longest >= self._warn:
+            log.warning("rank %d: has waited %.0f s for %s", self._exchange.rank, longest, who)
+            self._warn += WARN_SECONDS
 
     def close(self) -> None:
         self._exchange.shut(self._model, self._plan)

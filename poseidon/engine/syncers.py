@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -15,6 +15,17 @@ from poseidon.errors import OutOfStepError
 from poseidon.planning import Book
 from poseidon.schemes import SFB, Context, Contribution, Share, make_scheme
 from poseidon.transport import Header, Kind
+
+
+def compare_steps(round_: int, steps: Mapping[int, int]) -> None:
+    """Raises OutOfStepError unless both ranks have made as many optimizer steps before a round."""
+    (one, its), (other, theirs) = steps.items()
+    if its != theirs:
+        raise OutOfStepError(
+            f"{OutOfStepError.BEGINNING}: rank {one} has made {its} optimizer steps, rank {other} {theirs} before "
+            f"backward pass {round_}: every rank must make the same number of backward passes per step "
+            f"(session.no_sync() for all but the last) and of steps (or leave by session.join())"
+        )
 
 
 class Syncers:
@@ -115,15 +126,21 @@ class Syncers:
         self._schemes[header.unit].on_message(header, payload)
 
     def _finished(self, round_: int, unit: int, result: Any) -> None:
-        self._device.to_device(self._foreign_bytes(result), partial(self._done.put, (unit, result)))
+        self._device.to_device(self._foreign_bytes(unit, result), partial(self._done.put, (unit, result)))
 
-    def _foreign_bytes(self, result: Any) -> int:
+    def _foreign_bytes(self, unit: int, result: Any) -> int:
         """Of a result, what has come from elsewhere."""
         if isinstance(result, Share):
             result = result.contributions
         if isinstance(result, list):
             return sum(c.nbytes for rank, c in enumerate(result) if rank != self._exchange.rank)
-        return 0 if result is None else int(result.nbytes)
+        if result is None:
+            return 0
+        topology, rank = self._exchange.topology, self._exchange.rank
+        own = 0
+        if self.book.units[unit].scheme == "sfb":  # put together of blocks, one of which is this device's
+            own = len(topology.part(rank, result.shape[0])) * result.shape[1] * result.itemsize
+        return int(result.nbytes) - own
 
     def _summed(self, nbytes: int, call: Callable[[], None]) -> None:
         guarded = partial(self._exchange.guarded, call, "cannot sum")
@@ -153,13 +170,7 @@ class Syncers:
             self._exchange.endpoint.send(rank, header, None)
 
     def _compare(self, rank: int, theirs: int, round_: int) -> None:
-        mine = self._steps[round_]
-        if mine != theirs:
-            raise OutOfStepError(
-                f"{OutOfStepError.BEGINNING}: rank {self._exchange.rank} has made {mine} optimizer steps, rank {rank} "
-                f"{theirs} before backward pass {round_}: every rank must make the same number of backward passes per "
-                f"step (session.no_sync() for all but the last) and of steps (or leave by session.join())"
-            )
+        compare_steps(round_, {self._exchange.rank: self._steps[round_], rank: theirs})
 
     def contribute(self, round_: int, step: int, unit: int, contribution: Contribution) -> None:
         """Training thread: this rank's part of a unit is final; ``step``: optimizer steps it has made so far."""

@@ -23,6 +23,8 @@ _NEVER_CLUSTER = tuple(f"cluster.{name}" for name in ("bandwidth", "node_bandwid
 _NEVER_HARDWARE = ("hardware",)
 #: Where accelerators are emulated, nothing is learnt, and one iteration is like another.
 _NEVER_ASLEEP = ("trainer.iterations", "trainer.epochs", "schedule.", "optimizer.lr")
+#: Of more than one process.
+_OF_SEVERAL = ("cluster.devices_per_node", "cluster.servers", "cluster.batch_shares")
 #: Said whenever runs differ in them, even where comm tells the runs apart.
 _ALWAYS = ("comm.overlap", "comm.rule")
 _SETTING = ("model.", "dataset.", "device", "trainer.accumulate")
@@ -45,6 +47,8 @@ def relevant(key: str, run: Run) -> bool:
     if key.startswith((*_NEVER_CLUSTER, *_NEVER_HARDWARE)) or (run.emulated and key == "cluster.name"):
         return False
     if run.sleeps and key.startswith(_NEVER_ASLEEP):
+        return False
+    if run.comm == "single" and key in _OF_SEVERAL:
         return False
     if not key.startswith("comm."):
         return True

@@ -39,9 +39,10 @@ class Average:
         got = self._sums[round_].got if round_ in self._sums else []
         return [part for part in range(self._parts) if not got or got[part] is _MISSING]
 
-    def lacking(self) -> set[int]:
-        """Parts that have not contributed to a round which others have."""
-        return {part for total in self._sums.values() for part, got in enumerate(total.got) if got is _MISSING}
+    def lacking(self) -> set[tuple[int, int]]:
+        """(round, part) where other parts have contributed to the round, and this one has not."""
+        sums = self._sums.items()
+        return {(round_, part) for round_, total in sums for part, got in enumerate(total.got) if got is _MISSING}
 
     def offer(self, round_: int, part: int, rows: int, data: torch.Tensor | None) -> bool:
         """Take a contribution; its memory must stay as it is until the sum is complete. True: complete."""

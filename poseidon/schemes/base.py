@@ -110,5 +110,5 @@ class Scheme(Protocol):
     def waits_for(self) -> list[tuple[str, int]]:
         """(phase, rank) of what is missing; for diagnosis."""
 
-    def owed_by(self) -> set[int]:
-        """Of a rank that only serves: ranks of which something is missing in a round that others have begun."""
+    def owed_by(self) -> set[tuple[int, int]]:
+        """Of a rank that only serves: (round, rank) where others have begun the round and wait for the rank."""

@@ -134,9 +134,9 @@ class Broadcast:
             return [self.missing(self.what, rank) for rank in self._context.topology.workers if rank not in got]
         return []
 
-    def owed_by(self) -> set[int]:
+    def owed_by(self) -> set[tuple[int, int]]:
         workers = self._context.topology.workers
-        return {rank for got in self._rounds.values() for rank in workers if rank not in got}
+        return {(round_, rank) for round_, got in self._rounds.items() for rank in workers if rank not in got}
 
     def missing(self, what: str, rank: int) -> tuple[str, int]:
         """What has not come of a rank, and who is to hand it on."""

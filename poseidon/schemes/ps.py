@@ -104,12 +104,12 @@ class PS:
                 result += [("push", rank) for rank in missing]
         return result
 
-    def owed_by(self) -> set[int]:
+    def owed_by(self) -> set[tuple[int, int]]:
         topology, me = self._context.topology, self._context.rank
         return {
-            topology.delegate(node, me, self.unit.index + index)
+            (round_, topology.delegate(node, me, self.unit.index + index))
             for index, average in self._owned.items()
-            for node in average.lacking()
+            for round_, node in average.lacking()
         }
 
     def _offer(self, round_: int, pair: KVPair, rank: int, rows: int, data: torch.Tensor | None) -> None:

@@ -41,6 +41,7 @@ _FINAL = {
     "bytes_sent_per_iteration": "comm/bytes_sent_per_iteration",
     "bytes_dense_per_iteration": "comm/bytes_dense_per_iteration",
     "bytes_planned_per_iteration": "comm/bytes_planned_per_iteration",
+    "bytes_inside_per_iteration": "comm/bytes_inside_per_iteration",
     "train_seconds": "train/seconds",
     "seconds_to_target": "eval/seconds_to_target",
 }

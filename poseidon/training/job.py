@@ -187,7 +187,10 @@ def describe(summary: dict[str, Any]) -> list[str]:
     """A completed run in a few lines."""
     loss, speed = summary["train_loss"], summary["images_per_second"]
     overlap = ", overlap=none" if summary["overlap"] == "none" and summary["comm"] != "single" else ""
+    devices, servers = summary["devices_per_node"], summary["servers"]
     what = f"comm={summary['comm']}{overlap}, nodes={summary['nodes']}"
+    what += f", devices_per_node={devices}" if devices > 1 else ""
+    what += f", servers={servers}" if servers is not None else ""
     if summary["hardware"] is not None:
         lines = [
             f"{summary['model']} on emulated {summary['hardware']}, {what}: nothing is computed, so nothing learnt"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from poseidon.api import Session
-from poseidon.errors import PoseidonError
+from poseidon.errors import OutOfStepError, PeerLostError, PoseidonError
 from tests.matrix import test_structure
 from tests.matrix.harness import Case, assert_equals_one_process, build, on_ranks, vectors
 from tests.ranks import run_ranks
@@ -46,20 +48,97 @@ def test_workers_send_what_is_planned(comm: str, servers: int | list[int]) -> No
             assert set(row["servers"]) <= ({3, 4} if servers == 2 else {1})
 
 
-def test_a_worker_that_fails_ends_the_servers() -> None:
-    def body(session: Session) -> Any:
-        model = nn.Linear(4, 4)
-        session.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        if session.rank == 1:
-            raise ValueError("a worker's own mistake")
-        try:
+def steps(session: Session, count: int, then: Callable[[], object] = lambda: None) -> str | None:
+    """So many steps; of what goes wrong the words."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.distribute(model, optimizer, comm="ps")
+    try:
+        for _ in range(count):
+            optimizer.zero_grad()
             model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        then()
+    except PoseidonError as error:
+        return str(error)
+    return None
+
+
+def test_a_worker_that_leaves_is_named() -> None:
+    """By the server: the other worker only knows that it waits for the server."""
+    said: list[str | None] = []
+    with pytest.raises(PeerLostError, match=r"rank 1 ended while others still wait for rank 1: push of layer"):
+        run_ranks(2, lambda session: said.append(steps(session, 3 - session.rank)), servers=1)
+    assert any(words is not None and "rank 1" in words for words in said)
+
+
+def test_a_silent_worker_is_named_within_the_timeout() -> None:
+    silent = threading.Event()
+    said: list[str | None] = []
+
+    def body(session: Session) -> None:
+        said.append(steps(session, 3 - session.rank, lambda: silent.wait(30) if session.rank else None))
+        silent.set()
+
+    with pytest.raises(PeerLostError, match=r"rank 2 waited \d+ s \(comm.timeout\) for rank 1: push of layer"):
+        run_ranks(2, body, servers=1, timeout=3.0)
+    assert any(words is not None and "for rank 1: push of layer" in words for words in said)
+
+
+def test_a_worker_in_a_gather_while_another_waits_for_the_server() -> None:
+    store = dist.HashStore()
+    said: list[str | None] = []
+
+    def body(session: Session) -> None:
+        session._store = store
+        session._exchange.elsewhere = session._elsewhere  # type: ignore[union-attr]
+        said.append(steps(session, 3 - session.rank, session.barrier))
+
+    with pytest.raises(OutOfStepError, match=r"rank 0 waits for rank 2: .*, but rank 1 is in session.gather\(\)"):
+        run_ranks(2, body, servers=1)
+    assert len(said) == 2
+    assert all(words is not None and "but rank 1 is in session.gather()" in words for words in said)
+
+
+def test_different_numbers_of_backward_passes_are_told_with_the_remedy() -> None:
+    def body(session: Session) -> str | None:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session.distribute(model, optimizer)
+        try:
+            for step in range(4):
+                for _ in range(2 if session.rank and step == 2 else 1):
+                    model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
         except PoseidonError as error:
             return str(error)
         return None
 
-    with pytest.raises(ValueError, match="own mistake"):
+    with pytest.raises(OutOfStepError, match=r"session.no_sync\(\)"):
         run_ranks(2, body, servers=1)
+
+
+def test_leaving_by_join_and_other_parameters_on_the_way() -> None:
+    def body(session: Session) -> str:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session.distribute(model, optimizer)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        model[0].requires_grad_(True)
+        with session.join():
+            for _ in range(2 + 2 * session.rank):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+        return session.digest(model)
+
+    assert len(set(run_ranks(3, body, servers=2))) == 1
+    assert len(set(run_ranks(4, body, devices=[2, 2]))) == 1
 
 
 def mlp() -> Case:

@@ -123,3 +123,16 @@ def test_the_order_of_the_runs_does_not_matter():
     ]
     assert titles[0] == titles[1]
     assert titles[0][0][0] == "single"
+
+
+def test_devices_and_servers_tell_curves_apart_but_not_baselines():
+    more = {"cluster.devices_per_node": "2", "cluster.servers": "1"}
+    one = {"cluster.devices_per_node": "1", "cluster.servers": "None"}
+    (section,) = of(
+        fake("ps", params=one),
+        fake("ps", seed=1, params=one),
+        fake("ps", params=one | {"cluster.devices_per_node": "2"}),
+        fake("single", params=one),
+        fake("single", seed=1, params=more),
+    )
+    assert curves(section) == {"single": 2, "ps": 2, "ps (devices_per_node=2)": 1}
