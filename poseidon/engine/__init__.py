@@ -1,9 +1,10 @@
 """The engine: hooks that notice a final gradient, syncers, and the exchange between threads."""
 
 from poseidon.engine.device import Device, Host
-from poseidon.engine.engine import Engine, Options
+from poseidon.engine.engine import Engine
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.join import join
+from poseidon.engine.plan import Options
 from poseidon.engine.report import report
 from poseidon.engine.start import digest
 

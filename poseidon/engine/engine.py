@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,9 +26,9 @@ from poseidon.engine.device import Device, Host
 from poseidon.engine.embedding import refuse
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.forwards import Forward, StepRows
-from poseidon.engine.gradients import Gradients
 from poseidon.engine.inputs import Reading, leading_rows
 from poseidon.engine.negotiation import negotiate
+from poseidon.engine.outgoing import Outgoing
 from poseidon.engine.parameters import (
     check_distributable,
     record_factors,
@@ -37,27 +36,15 @@ from poseidon.engine.parameters import (
     trainable,
     whole_is_compiled,
 )
-from poseidon.engine.server import tell_servers
+from poseidon.engine.plan import Options, Plan
 from poseidon.engine.start import agree, manifest
 from poseidon.engine.state import share_state
 from poseidon.engine.steps import holds, watch, within
-from poseidon.engine.syncers import Syncers
 from poseidon.errors import PoseidonError, UserError
-from poseidon.planning import Decision, FactorSize, Unit, build_book, compulsory, decide
+from poseidon.planning import Decision, FactorSize, compulsory, decide
 from poseidon.schemes import Share
 
 log = logging.getLogger("poseidon")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How one model is made data-parallel; equal on all ranks."""
-
-    comm: str = "hybrid"  # ps | sfb | hybrid | project_adam
-    overlap: str = "backward"  # none | backward
-    rows: str = "leading"  # leading | equal
-    kv_bytes: int = 2 * 1024 * 1024
-    merge_bytes: int = 64 * 1024
 
 
 class Engine:
@@ -99,8 +86,6 @@ class Engine:
         self.meet: Callable[[torch.optim.Optimizer], None] | None = None  # called before every step
         self._warned_inside = False
         self._optimizers = optimizers
-        self.plan_version = 0  # even: everything goes by PS, for one round; odd: what rank 0 decided then
-        self.plan_rounds = 0  # closed under this plan
         agree(exchange, index, manifest(model, vars(options), optimizers))
         if self._device.has_values:
             state = [*model.parameters(), *model.buffers()]
@@ -108,23 +93,18 @@ class Engine:
             share_state(exchange, index, TAG_TENSORS + 1, optimizers)
         self._undo: list[Callable[[], None]] = []
         self._bell: Callable[[], None] | None = None
-        self._read_model()
+        self._read_model(0)
         self._unwatch = watch(Hook(self._before_step))
-
-    @property
-    def trial(self) -> bool:
-        """Is this a plan by PS, under which the rows of the layers are found out?"""
-        return self.plan_version % 2 == 0
 
     @property
     def waiting(self) -> bool:
         """Is a round open, some results of which are not in?"""
-        return self._syncers.pending
+        return self.plan.syncers.pending
 
     # --- set-up ------------------------------------------------------------------------------------------------
 
-    def _read_model(self) -> None:
-        """Hooks the model's parameters as they are now, under a plan by PS."""
+    def _read_model(self, version: int) -> None:
+        """Hooks the model's parameters as they are now, under a plan by PS of that version."""
         self._params, self._infos = trainable(self._model)
         self._by_id = {id(p): i for i, p in enumerate(self._params)}
         self._agreed = Agreed(self._model, self._by_id)
@@ -132,7 +112,7 @@ class Engine:
         self.decision = Decision({}, {})
         self.buffers = Buffers(self._model, self._exchange, self._index)
         self._capture()
-        self._install(self.plan_version, compulsory(self._infos))
+        self._install(version, compulsory(self._infos))
         if self._sizes is not None:
             topology = self._exchange.topology
             seen = [dict(self._sizes)] * len(topology.workers)
@@ -148,7 +128,7 @@ class Engine:
         Returns:
             False if it is a call with borrowed parameters, none of them ours, or traced: its rows are not this step's.
         """
-        if self._final:  # under way
+        if self._out.final:  # under way
             return True
         self._looked = True
         change = self._agreed.look()
@@ -157,7 +137,7 @@ class Engine:
         return change is not Change.ALIEN
 
     def _agree_anew(self, replaced: bool) -> None:
-        self._syncers.leave(self.round)
+        self.plan.syncers.leave(self.round)
         self.buffers.catch_up()
         self._unhook()
         exchange, index = self._exchange, self._index
@@ -167,8 +147,7 @@ class Engine:
         if replaced:
             state = [*self._model.parameters(), *(buffer for _, buffer in buffers)]
             broadcast(exchange, index, self._next_tag(), state, "replaced parameters")
-        self.plan_version += 2 - self.plan_version % 2
-        self._read_model()
+        self._read_model(self.plan.version + (2 if self.plan.trial else 1))
         self._looked = True
 
     def _capture(self) -> None:
@@ -184,25 +163,18 @@ class Engine:
 
     def _install(self, version: int, schemes: dict[str, Any]) -> None:
         """Adopt a plan."""
-        options = self.options
-        self.plan_version, self.plan_rounds = version, 0
-        self.book = build_book(
+        self.plan = Plan(
+            self._exchange,
+            self._index,
+            version,
             self._infos,
-            self._exchange.topology,
-            kv_bytes=options.kv_bytes,
-            merge_bytes=options.merge_bytes,
-            schemes=schemes,
+            self._params,
+            self._records,
+            schemes,
+            self.options,
+            self._device,
         )
-        dtypes = [p.dtype for p in self._params]
-        self._syncers: Syncers = Syncers(
-            self._exchange, self._index, version, self.book, dtypes, options.kv_bytes, self._device
-        )
-        self._syncers.listen(self._bell)
-        sizes = {"kv_bytes": options.kv_bytes, "merge_bytes": options.merge_bytes}
-        tell_servers(self._exchange, self._index, version, self.book, sizes)
-        self._gradients = Gradients(self.book, self._params, self._records, self._device)
-        for index, record in self._records.items():
-            record.active = self.trial or schemes.get(self._infos[index].name, "ps") != "ps"
+        self.plan.syncers.listen(self._bell)
 
     def _hook(self) -> None:
         handles: list[RemovableHandle] = [
@@ -220,13 +192,10 @@ class Engine:
 
     def _new_round(self) -> None:
         self._task: int | None = None  # autograd's id of the backward pass that this round belongs to
-        self._final: set[int] = set()
+        self._out = Outgoing(self.plan, self.round, self._step_rows)
         self._late: set[int] = set()  # parameters under reentrant checkpoints
         self._leftover = False
-        self._missing = [len(unit.params) for unit in self.book.units]
-        self._ready: list[Unit] = []  # final, but not sent
         self._step_rows.new_round()
-        self._factor_sizes: dict[str, FactorSize] = {}
         self._in_forward = False
         self._looked = False  # at the parameters
         self._reading: Reading | None = None  # of the forward pass that runs, or ran last
@@ -247,7 +216,7 @@ class Engine:
 
     def _aborted(self) -> None:
         """The last backward pass ended in an exception."""
-        if self._final:
+        if self._out.final:
             self._exchange.fail(
                 PoseidonError(
                     f"a backward pass of rank {self._exchange.rank} failed after gradients had left for other ranks: "
@@ -311,7 +280,7 @@ class Engine:
         index = self._by_id.get(id(p))
         if index is None:  # replaced since the forward pass
             return
-        if index in self._final:
+        if index in self._out.final:
             raise PoseidonError(
                 f"the gradient of {self._infos[index].name} was produced again after it was final (a parameter used "
                 "inside and outside a reentrant checkpoint: pass use_reentrant=False)"
@@ -322,34 +291,18 @@ class Engine:
         self._finalize(index)
 
     def _finalize(self, index: int) -> None:
-        self._final.add(index)
         try:
-            size = self._gradients.settle(index)
+            whole = self._out.finalize(index)
         except UserError as error:
             self._exchange.fail(error)
             raise
-        if size is not None:
-            self._factor_sizes[self._infos[index].name] = size
-        unit = self.book.units[self.book.unit_of[index]]
-        self._missing[unit.index] -= 1
-        if self._missing[unit.index]:
-            return
-        self._ready.append(unit)
-        if self.options.overlap != "none" and not self._step_rows.waits():
-            self._send()
-
-    def _send(self) -> None:
-        """What is final leaves."""
-        ready, self._ready = self._ready, []
-        for unit in ready:
-            rows = self._step_rows.settle(self._gradients.found, absent=self._absent)
-            contribution = self._gradients.contribution(unit, self.round, rows)
-            self._syncers.contribute(self.round, self.steps, unit.index, contribution)
+        if whole and self.options.overlap != "none" and not self._step_rows.waits():
+            self._out.send(self.steps, absent=self._absent)
 
     def _end(self) -> None:
         """End of the outermost backward pass."""
         task, self._task = self._task, None
-        if self._final or self._leftover:
+        if self._out.final or self._leftover:
             self._close()
             return
         self._step_rows.unreach(task)
@@ -381,9 +334,9 @@ class Engine:
             return True
         if not self._stepped:
             return False
-        plan = self.plan_version
+        plan = self.plan
         self._notice_changes()
-        return id(optimizer) in self._stepped or self.plan_version != plan  # for others than before, it is a new one
+        return id(optimizer) in self._stepped or self.plan is not plan  # for others than before, it is a new one
 
     def _warn_inside(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._warned_inside and self._exchange.rank == 0:
@@ -396,25 +349,18 @@ class Engine:
 
     def _close(self) -> None:
         """Send what has not left, wait for all results, write them to ``p.grad``."""
+        plan = self.plan
         for index in range(len(self._params)):
-            if index not in self._final:
+            if index not in self._out.final:
                 self._finalize(index)
-        self._send()
+        self._out.send(self.steps, absent=self._absent)
         self.buffers.pause()
-        while self._syncers.pending:
-            start = time.perf_counter()
-            unit, result = self._syncers.take(self.round)
-            if not self.trial:
-                self.stall_seconds += time.perf_counter() - start
-            if isinstance(result, Share):
-                values = self._gradients.multiply(self.book.units[unit], result.contributions, result.rows)
-                self._syncers.share(self.round, unit, result.rows, values)
-            else:
-                self._gradients.apply(self.book.units[unit], result)
-        self._step_rows.warn(self._exchange.rank, self._syncers.rows)
+        while plan.syncers.pending:
+            self._write(plan, *self._take(plan))
+        self._step_rows.warn(self._exchange.rank, plan.syncers.rows_of(self.round))
         self.round += 1
-        self.plan_rounds += 1
-        if self.trial:
+        plan.rounds += 1
+        if plan.trial:
             self._decide()
         else:
             self.planned_rounds += 1
@@ -422,6 +368,22 @@ class Engine:
         self._step_rows.round_closed()
         self._new_round()
         self._stepped = set()
+
+    def _take(self, plan: Plan) -> tuple[int, int, Any]:
+        start = time.perf_counter()
+        item = plan.syncers.take()
+        if not plan.trial:
+            self.stall_seconds += time.perf_counter() - start
+        return item
+
+    def _write(self, plan: Plan, round_: int, number: int, result: Any) -> None:
+        """A unit's global gradient to ``p.grad``, or of a share what this rank is to make of it to the others."""
+        unit = plan.book.units[number]
+        if isinstance(result, Share):
+            values = plan.gradients.multiply(unit, result.contributions, result.rows)
+            plan.syncers.share(round_, number, result.rows, values)
+        else:
+            plan.gradients.apply(unit, result)
 
     def _decide(self) -> None:
         """After a round by PS: rank 0 chooses the schemes from everyone's factors; all adopt them."""
@@ -433,15 +395,15 @@ class Engine:
             )
         mine = self.buffers.changed() if first else []
         decision, live = negotiate(
-            self._exchange, self._index, self.options.comm, self._infos, self._factor_sizes, mine
+            self._exchange, self._index, self.options.comm, self._infos, self._out.factor_sizes, mine
         )
         self.buffers.keep_alive(live)
         self._adopt(decision)
 
     def _adopt(self, decision: Decision) -> None:
         self.decision = decision
-        self._syncers.close()
-        self._install(self.plan_version + 1, dict(decision.schemes))
+        self.plan.syncers.close()
+        self._install(self.plan.version + 1, dict(decision.schemes))
 
     # --- after this rank's last step ---------------------------------------------------------------------------
 
@@ -449,7 +411,7 @@ class Engine:
         """Call ``bell``, in the endpoint's thread, whenever another rank begins a round."""
         self.buffers.pause()
         self._bell = bell
-        self._syncers.listen(bell)
+        self.plan.syncers.listen(bell)
 
     def go_along(self, known: bool) -> bool:
         """Take part in the next round without rows, if another rank has begun it (or is ``known`` to have).
@@ -457,7 +419,7 @@ class Engine:
         Returns:
             False if none has.
         """
-        step = self._syncers.step_elsewhere(self.round)
+        step = self.plan.syncers.step_elsewhere(self.round)
         if step is None and not known:
             return False
         if step is not None:
@@ -521,4 +483,4 @@ class Engine:
     def _unhook(self) -> None:
         while self._undo:
             self._undo.pop()()
-        self._syncers.close()
+        self.plan.syncers.close()

@@ -15,15 +15,16 @@ from poseidon.transport.frames import HEADER_BYTES
 def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
     """This rank's figures; bytes are payload sent (`dense`), with headers (`sent`), and as the plan says: to other
     nodes, and, `inside`, to other devices of its own."""
-    book, factors = engine.book, engine.decision.factors
-    iterations = 0 if engine.trial else engine.plan_rounds
+    plan, factors = engine.plan, engine.decision.factors
+    book = plan.book
+    iterations = 0 if plan.trial else plan.rounds
     traffic = exchange.traffic
     dense = sent = inside = 0
     beside = exchange.topology.beside(exchange.rank)
     layers: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
     for direction, counter in (("sent", traffic.sent), ("received", traffic.received)):
-        for (its_model, plan, unit_index, _, peer), count in list(counter.items()):
-            if its_model != model or plan != engine.plan_version or engine.trial or peer in beside:
+        for (its_model, version, unit_index, _, peer), count in list(counter.items()):
+            if its_model != model or version != plan.version or plan.trial or peer in beside:
                 continue
             unit = book.units[unit_index]
             values = sum(book.params[i].numel for i in unit.params) or 1
@@ -31,7 +32,7 @@ def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
                 param = book.params[i]
                 layers[param.layer or "(root)"][unit.scheme][direction] += count * param.numel / values
     for key, count in list(traffic.sent.items()):
-        if key[0] == model and key[1] == engine.plan_version and not engine.trial:
+        if key[0] == model and key[1] == plan.version and not plan.trial:
             if key[4] in beside:
                 inside += count
                 continue

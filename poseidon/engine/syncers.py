@@ -44,14 +44,13 @@ class Syncers:
         self.book = book
         self._bell: Callable[[], None] | None = None  # called when a round begins elsewhere
         self._rows: dict[int, dict[int, int]] = {}  # by round: a rank may be a round ahead
-        self._round = 0
         self._steps: dict[int, int] = {}  # by round: optimizer steps made before it
         self._their_steps: dict[int, dict[int, int]] = {}  # by round and rank, of rounds not begun here
         self._changed: tuple[int, int] | None = None  # a rank that goes by this plan no longer, and from which round on
         self._exchange, self._device = exchange, device
         self._model, self._plan = model, plan
         self._done: SimpleQueue[Any] = SimpleQueue()
-        self._pending: dict[int, None] = {}
+        self._pending: dict[tuple[int, int], None] = {}  # (round, unit) sent, whose result has not been taken
         self._schemes = [
             make_scheme(
                 unit,
@@ -126,7 +125,7 @@ class Syncers:
         self._schemes[header.unit].on_message(header, payload)
 
     def _finished(self, round_: int, unit: int, result: Any) -> None:
-        self._device.to_device(self._foreign_bytes(unit, result), partial(self._done.put, (unit, result)))
+        self._device.to_device(self._foreign_bytes(unit, result), partial(self._done.put, (round_, unit, result)))
 
     def _foreign_bytes(self, unit: int, result: Any) -> int:
         """Of a result, what has come from elsewhere."""
@@ -174,9 +173,8 @@ class Syncers:
 
     def contribute(self, round_: int, step: int, unit: int, contribution: Contribution) -> None:
         """Training thread: this rank's part of a unit is final; ``step``: optimizer steps it has made so far."""
-        self._round = round_
         self._rows.setdefault(round_, {})[self._exchange.rank] = contribution.rows
-        self._pending[unit] = None
+        self._pending[round_, unit] = None
 
         def call() -> None:
             self._begin(round_, step)
@@ -190,23 +188,22 @@ class Syncers:
         """Training thread: optimizer steps that a rank had made which has begun this round; None if none has."""
         return next(iter(dict(self._their_steps.get(round_, {})).values()), None)
 
-    @property
-    def rows(self) -> dict[int, int]:
-        """Training thread: n_r of each rank, as far as heard, in the newest round that this rank has begun."""
-        for old in [round_ for round_ in list(self._rows) if round_ < self._round]:
+    def rows_of(self, round_: int) -> dict[int, int]:
+        """Training thread: n_r of each rank, as far as heard, in a round; older rounds are forgotten."""
+        for old in [other for other in list(self._rows) if other < round_]:
             del self._rows[old]
-        return dict(self._rows.get(self._round, {}))
+        return dict(self._rows.get(round_, {}))
 
     @property
     def pending(self) -> bool:
         return bool(self._pending)
 
-    def take(self, round_: int) -> tuple[int, Any]:
-        """Training thread: the next finished unit and its result, in order of completion."""
-        unit, result = self._exchange.take(self._done, partial(self.waits_for, round_))
+    def take(self) -> tuple[int, int, Any]:
+        """Training thread: the next finished unit, in order of completion: its round, number and result."""
+        round_, unit, result = self._exchange.take(self._done, self.waits_for)
         if not isinstance(result, Share):  # else the whole comes later
-            self._pending.pop(unit)
-        return unit, result
+            self._pending.pop((round_, unit))
+        return round_, unit, result
 
     def share(self, round_: int, unit: int, rows: range, values: torch.Tensor) -> None:
         """Training thread: of a :class:`Share`, what this rank has multiplied out."""
@@ -217,10 +214,14 @@ class Syncers:
         post = partial(self._exchange.endpoint.post, partial(self._exchange.guarded, call, what))
         self._device.to_host(values.nbytes, post)
 
-    def waits_for(self, round_: int) -> list[tuple[str, int]]:
-        """What is missing, by layer and phase, and from whom."""
+    def waits_for(self) -> list[tuple[str, int]]:
+        """What is missing of the oldest round, by layer and phase, and from whom."""
+        pending = list(self._pending)
+        oldest = min((round_ for round_, _ in pending), default=0)
         result = []
-        for unit in list(self._pending):
+        for round_, unit in pending:
+            if round_ != oldest:
+                continue
             first = self.book.params[self.book.units[unit].params[0]]
             where = f"layer {first.layer or '(root)'}, iteration {round_}"
             for phase, rank in self._schemes[unit].waits_for():

@@ -23,6 +23,6 @@ def test_rows_are_those_of_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     hear(0, 16)
     syncers.contribute(0, 0, 0, Contribution(16))
     hear(1, 7)  # rank 1 has all results of round 0
-    assert syncers.rows == {0: 16, 1: 16}
+    assert syncers.rows_of(0) == {0: 16, 1: 16}
     syncers.contribute(1, 1, 0, Contribution(7))
-    assert syncers.rows == {0: 7, 1: 7}
+    assert syncers.rows_of(1) == {0: 7, 1: 7}

@@ -1,0 +1,63 @@
+"""One plan at work: which unit goes by which scheme, and what carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from poseidon.engine.capture import Record
+from poseidon.engine.device import Device
+from poseidon.engine.exchange import Exchange
+from poseidon.engine.gradients import Gradients
+from poseidon.engine.server import tell_servers
+from poseidon.engine.syncers import Syncers
+from poseidon.planning import Param, Scheme, build_book
+
+
+@dataclass(frozen=True)
+class Options:
+    """How one model is made data-parallel; equal on all ranks."""
+
+    comm: str = "hybrid"  # ps | sfb | hybrid | project_adam
+    overlap: str = "backward"  # none | backward
+    rows: str = "leading"  # leading | equal
+    kv_bytes: int = 2 * 1024 * 1024
+    merge_bytes: int = 64 * 1024
+
+
+class Plan:
+    """From its first round to the next plan.
+
+    Attributes:
+        version: even: everything goes by PS, for one round; odd: what rank 0 decided then.
+        rounds: closed under it.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        index: int,
+        version: int,
+        infos: Sequence[Param],
+        params: Sequence[nn.Parameter],
+        records: dict[int, Record],
+        schemes: Mapping[str, Scheme],
+        options: Options,
+        device: Device,
+    ) -> None:
+        self.version, self.rounds = version, 0
+        sizes = {"kv_bytes": options.kv_bytes, "merge_bytes": options.merge_bytes}
+        self.book = build_book(infos, exchange.topology, schemes=schemes, **sizes)
+        dtypes = [p.dtype for p in params]
+        self.syncers = Syncers(exchange, index, version, self.book, dtypes, options.kv_bytes, device)
+        tell_servers(exchange, index, version, self.book, sizes)
+        self.gradients = Gradients(self.book, params, records, device)
+        for number, record in records.items():
+            record.active = self.trial or schemes.get(infos[number].name, "ps") != "ps"
+
+    @property
+    def trial(self) -> bool:
+        """Is this a plan by PS, under which the rows of the layers are found out?"""
+        return self.version % 2 == 0
