@@ -91,6 +91,8 @@ class Session:
         rows: Literal["leading", "equal"] = "leading",
         kv_bytes: int = 2 * 1024 * 1024,
         merge_bytes: int = 64 * 1024,
+        staleness: int = 0,
+        staleness_mode: Literal["newest", "fixed"] = "newest",
         bucket_cap_mb: float = 25.0,
         sizes: Mapping[str, FactorSize] | None = None,
     ) -> nn.Module:
@@ -112,6 +114,11 @@ class Session:
                 length of a list); ``equal``: all ranks weigh the same, as in DDP. See also :meth:`rows`.
             kv_bytes: largest KV pair and message, in bytes.
             merge_bytes: parameters smaller than this share a message (fsdp: modules of this to 16 x this are units).
+            staleness: s of SSP(s), of our own comms: a rank computes with averages that may be as many iterations old,
+                rather than wait (docs/staleness.md). 0: none is. `optimizer` must then be one, which steps once per
+                averaged backward pass.
+            staleness_mode: ``newest``: what is complete is applied; ``fixed``: averages are applied as late as
+                `staleness` allows, which makes runs reproducible.
             bucket_cap_mb: ddp only: bucket size in MiB.
             sizes: of the factors that iteration 0 would tell, by name of the weight, equal on all ranks; without them
                 iteration 0 goes by PS and tells.
@@ -131,6 +138,11 @@ class Session:
             raise UserError(f"kv_bytes={kv_bytes} must lie between 1024 and {MAX_PAYLOAD}")
         if merge_bytes < 0:
             raise UserError(f"merge_bytes={merge_bytes} must not be negative")
+        one_of("staleness_mode", staleness_mode, ("newest", "fixed"))
+        if staleness < 0:
+            raise UserError(f"staleness={staleness} must not be negative")
+        if staleness and comm in ("single", "ddp", "fsdp"):
+            raise UserError(f"staleness={staleness}: comm={comm!r} has none; take ps, sfb or hybrid, or leave it at 0")
         if comm == "single" and self.world_size > 1:
             raise UserError(f"comm='single' is one process without an engine, but this job has {self.world_size} ranks")
         if any(entry.model is model for entry in self._models):
@@ -150,8 +162,9 @@ class Session:
                 raise PoseidonError(f"comm='fsdp' does not know torch {torch.__version__}: {error}") from error
             sync = FSDP(model, optimizers, self.device, merge_bytes, self.accelerator)
         elif self._exchange is not None:
-            options = Options(comm, overlap, rows, kv_bytes, merge_bytes)
-            sync = Engine(model, optimizers, self._exchange, index, options, self.accelerator, sizes)
+            options = Options(comm, overlap, rows, kv_bytes, merge_bytes, staleness, staleness_mode)
+            here = self._job.local_world_size
+            sync = Engine(model, optimizers, self._exchange, index, options, self.accelerator, here, sizes)
             sync.meet = self._meet
         if sync is not None:
             weigh(model, sync.rows_now if isinstance(sync, Engine) else lambda: (1, True))
@@ -168,6 +181,7 @@ class Session:
         """Take every hook off `model`: it is plain again. Under comm="fsdp" collective."""
         entry = self._entry(model)
         if isinstance(entry.sync, Engine):
+            entry.sync.drain()
             entry.sync.buffers.fetch()
             entry.sync.buffers.leave()
         if entry.sync is not None:
@@ -207,7 +221,7 @@ class Session:
 
         Raises:
             UserError: a model goes by comm="ddp" (PyTorch has ``torch.distributed.algorithms.Join`` for it) or
-                comm="fsdp", or has synchronised batch-norm.
+                comm="fsdp", has synchronised batch-norm, or trains with staleness.
         """
         for entry in self._models:
             if isinstance(entry.sync, Reference):
@@ -220,20 +234,40 @@ class Session:
                 "session.join() cannot go along with synchronised batch-norm: a rank that has left the loop calls no "
                 "layers; give all ranks the same number of steps"
             )
+        if any(engine.options.staleness for engine in self._engines()):
+            raise UserError(
+                "session.join() is not for models that train with staleness: leave join() out and give all ranks the "
+                "same number of steps, or take staleness=0"
+            )
         yield
         if self._exchange is not None:
             join(self._exchange, self._engines())
 
+    def drain(self) -> None:
+        """With staleness: apply all averages of this rank's steps so far, after waiting for them.
+
+        Ranks that have made as many steps then have the same weights. Done by itself before state_dict(), a forward
+        pass in eval mode without grad, synchronize(), check(), digest(), undistribute() and close().
+
+        Raises:
+            PoseidonError: a rank was lost or silent.
+        """
+        self._check_open()
+        for engine in self._engines():
+            engine.drain()
+
     def synchronize(self) -> None:
         """Collective: every rank takes rank 0's buffers (batch-norm statistics).
 
-        Call it before evaluating, saving or comparing. Parameters are the same everywhere anyway; under comm="fsdp",
+        Call it before evaluating, saving or comparing. Parameters are the same everywhere anyway; with staleness, where
+        some averages may not be applied yet, all are now; under comm="fsdp",
         where each rank has a part of them, all ranks have whole ones and the optimizer's whole state until the next
         optimizer step.
         """
         self._check_open()
         for entry in self._models:
             if isinstance(entry.sync, Engine):
+                entry.sync.drain()
                 entry.sync.sync_buffers()
             elif entry.sync is not None:
                 entry.sync.synchronize(entry.model)
@@ -263,7 +297,7 @@ class Session:
         with contextlib.suppress(dist.DistError):
             theirs = rendezvous.peek(self._store, self._gathers + 1, rank)
             for engine, (closed, steps) in zip(self._engines(), theirs[1] if theirs else (), strict=False):
-                if engine.waiting and closed <= engine.round:
+                if engine.awaits is not None and closed <= engine.awaits:
                     return (
                         f"is in session.gather() (a barrier, an evaluation ...) after {steps} optimizer steps, rank "
                         f"{self.rank} is at step {engine.steps + 1}: every rank must make the same number of backward "
@@ -282,7 +316,9 @@ class Session:
         """
         with contextlib.ExitStack() as stack:
             for entry in self._models:
-                if entry.model is model and isinstance(entry.sync, Reference):
+                if entry.model is model and isinstance(entry.sync, Engine):
+                    entry.sync.drain()
+                elif entry.model is model and isinstance(entry.sync, Reference):
                     entry.sync.sync_buffers(model)  # DDP would do so before the next forward pass
                     stack.enter_context(entry.sync.whole())
             compare_replicas(self.gather, model, distributed=any(entry.model is model for entry in self._models))
@@ -298,6 +334,7 @@ class Session:
             for entry in self._models:
                 if entry.model is model and isinstance(entry.sync, Engine):
                     self._check_open()
+                    entry.sync.drain()
                     entry.sync.buffers.fetch()
                 elif entry.model is model and isinstance(entry.sync, Reference):
                     stack.enter_context(entry.sync.whole())
@@ -337,7 +374,17 @@ class Session:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the job: say goodbye to the peers, take the hooks off. Idempotent; also runs at exit."""
+        """Leave the job: apply what waits to be applied, say goodbye to the peers, take the hooks off. Idempotent."""
+        try:
+            failed = self._exchange is not None and self._exchange.failure is not None
+            if not self._closed and not failed and self._owner.here():
+                for engine in self._engines():
+                    engine.drain()
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """The same, but what waits to be applied is dropped; also runs at exit, and where an error ends the session."""
         if self._closed or not self._owner.here():
             return
         self._closed = True
@@ -358,8 +405,11 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.leave()
 
     def _engines(self) -> list[Engine]:
         return [entry.sync for entry in self._models if isinstance(entry.sync, Engine)]

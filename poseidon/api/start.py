@@ -79,10 +79,10 @@ def init(
     try:
         rendezvous.connect(job, store, endpoint)
     except BaseException:
-        session.close()
+        session.leave()
         raise
     log.debug("rank %d joined %d ranks in %.1f s", job.rank, job.world_size, time.monotonic() - start)
-    atexit.register(session.close)
+    atexit.register(session.leave)
     return session
 
 

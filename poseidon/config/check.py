@@ -33,6 +33,7 @@ _AT_LEAST = {
     "cluster.threads": 1,
     "comm.kv_bytes": 1024,
     "comm.merge_bytes": 0,
+    "comm.staleness": 0,
     "trainer.batch_size": 1,
     "trainer.global_batch": 1,
     "trainer.iterations": 1,
@@ -186,6 +187,10 @@ def _check_contradictions(config: TrainConfig) -> None:
     if comm.name.of_torch and comm.overlap is Overlap.none:
         raise UserError(
             f"comm.overlap=none: comm={comm.name.value} always overlaps; leave it at backward, or take comm=ps"
+        )
+    if comm.name.of_torch and comm.staleness:
+        raise UserError(
+            f"comm.staleness={comm.staleness}: comm={comm.name.value} has none; leave it at 0, or take comm=hybrid"
         )
     if config.cluster.time_dilation not in (1, AUTO) and config.hardware is None:
         raise UserError(

@@ -44,6 +44,13 @@ class Rule(Choice):
     paper = "paper"
 
 
+class StalenessMode(Choice):
+    """With comm.staleness, what is applied: all that is complete, or only what must be (reproducible)."""
+
+    newest = "newest"
+    fixed = "fixed"
+
+
 class Encryption(Choice):
     """Of bulk data between hosts. Needed only off loopback, and then never chosen silently."""
 
@@ -124,6 +131,8 @@ class CommConfig:
     encryption: Encryption | None = None
     kv_bytes: int = 2 * 1024 * 1024  # largest KV pair (P17: 2 MB)
     merge_bytes: int = 64 * 1024  # parameters smaller than this share a message
+    staleness: int = 0  # iterations by which weights may lack averages that others have (SSP)
+    staleness_mode: StalenessMode = StalenessMode.newest
     ddp: DDPConfig = field(default_factory=DDPConfig)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from poseidon.engine.embedding import refuse
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.forwards import Forward, StepRows
 from poseidon.engine.inputs import Reading, leading_rows
+from poseidon.engine.memory import check_memory
 from poseidon.engine.negotiation import negotiate
 from poseidon.engine.outgoing import Outgoing
 from poseidon.engine.parameters import (
@@ -37,6 +39,7 @@ from poseidon.engine.parameters import (
     whole_is_compiled,
 )
 from poseidon.engine.plan import Options, Plan
+from poseidon.engine.staleness import Staleness
 from poseidon.engine.start import agree, manifest
 from poseidon.engine.state import share_state
 from poseidon.engine.steps import holds, watch, within
@@ -52,6 +55,7 @@ class Engine:
 
     Args:
         device: where gradients are made, if not on this host.
+        ranks_here: ranks of this machine, which share its memory.
         sizes: of the factors that iteration 0 would tell, equal on all ranks: then nothing needs finding out.
 
     Raises:
@@ -66,12 +70,13 @@ class Engine:
         index: int,
         options: Options,
         device: Device | None = None,
+        ranks_here: int = 1,
         sizes: Mapping[str, FactorSize] | None = None,
     ) -> None:
         check_distributable(model)
         self.options = options
         self._device = device or Host()
-        self._sizes = sizes
+        self._sizes, self._ranks_here = sizes, ranks_here
         self.round = 0
         self.planned_rounds = 0  # closed under decided plans
         self.stall_seconds = 0.0
@@ -80,11 +85,16 @@ class Engine:
         self._step_rows = StepRows(options.rows == "equal")
         self._broadcasts = 2  # made so far: each has a tag of its own
         self._sync = True
+        self._accumulates = False  # are gradients being made for the next step? Of interest where they may be stale
         self._absent = False  # has this rank left the training loop, and goes along with the others' rounds only?
         self.steps = 0  # optimizer steps begun
         self._stepped: set[int] | None = None  # optimizers that stepped since the last round closed; None: all
         self.meet: Callable[[torch.optim.Optimizer], None] | None = None  # called before every step
         self._warned_inside = False
+        self._stale: Staleness | None = None
+        if options.staleness:
+            fixed, inner = options.staleness_mode == "fixed", partial(within, self._concerned)
+            self._stale = Staleness(exchange, options.staleness, fixed, self._take, inner)
         self._optimizers = optimizers
         agree(exchange, index, manifest(model, vars(options), optimizers))
         if self._device.has_values:
@@ -97,9 +107,9 @@ class Engine:
         self._unwatch = watch(Hook(self._before_step))
 
     @property
-    def waiting(self) -> bool:
-        """Is a round open, some results of which are not in?"""
-        return self.plan.syncers.pending
+    def awaits(self) -> int | None:
+        """The oldest round some results of which are not in."""
+        return self.plan.syncers.oldest
 
     # --- set-up ------------------------------------------------------------------------------------------------
 
@@ -137,6 +147,7 @@ class Engine:
         return change is not Change.ALIEN
 
     def _agree_anew(self, replaced: bool) -> None:
+        self.drain()
         self.plan.syncers.leave(self.round)
         self.buffers.catch_up()
         self._unhook()
@@ -175,6 +186,23 @@ class Engine:
             self._device,
         )
         self.plan.syncers.listen(self._bell)
+        if self._stale is not None and (not self.plan.trial or self.options.comm == "ps"):
+            self._check_memory()
+
+    def _check_memory(self) -> None:
+        factors, has_values = self.decision.factors, self._device.has_values
+        try:
+            check_memory(
+                self.plan.book,
+                self._exchange.rank,
+                factors,
+                self.options.staleness,
+                self._ranks_here,
+                has_values=has_values,
+            )
+        except UserError as error:
+            self._exchange.fail(error)
+            self._exchange.check()
 
     def _hook(self) -> None:
         handles: list[RemovableHandle] = [
@@ -187,6 +215,8 @@ class Engine:
             handles.append(p.register_post_accumulate_grad_hook(Hook(self._after_grad)))
         for module in self._model.modules():
             handles.append(module.register_forward_pre_hook(Hook(self._before_module)))
+            if self._stale is not None:
+                handles.append(module.register_load_state_dict_pre_hook(Hook(lambda *_: self.drain())))
         handles += self.buffers.hook()
         self._undo += [handle.remove for handle in handles]
 
@@ -212,6 +242,8 @@ class Engine:
         if module.training:
             self.buffers.begin()
         else:
+            if not torch.is_grad_enabled():
+                self._drain_between()
             self.buffers.fetch()
 
     def _aborted(self) -> None:
@@ -255,6 +287,7 @@ class Engine:
         self._in_forward = False
 
     def _before_state_dict(self, *_: Any) -> None:
+        self._drain_between()
         self.buffers.copied()
 
     # --- backward ----------------------------------------------------------------------------------------------
@@ -264,12 +297,19 @@ class Engine:
         self._open()
 
     def _open(self) -> None:
+        self._begin_gradients()
         if self._task is None and self._sync:
             self._notice_changes()
             self._task = torch._C._current_graph_task_id()
             Variable._execution_engine.queue_callback(self._end)
 
+    def _begin_gradients(self) -> None:
+        if self._stale is not None and not self._accumulates:
+            self._accumulates = True
+            self._stale.begin()
+
     def _after_grad(self, p: torch.Tensor) -> None:
+        self._begin_gradients()
         if not self._sync:
             return
         if self._task is None:
@@ -313,6 +353,8 @@ class Engine:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Of any optimizer, perhaps one that was made after distribute()."""
+        if self._stale is not None and self._stale.applying:
+            return
         if not self._concerned(optimizer) or within(self._concerned):
             return
         if torch._C._current_graph_task_id() != -1:
@@ -323,6 +365,9 @@ class Engine:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None and self._none_since(optimizer):
             self._close()
+        if self._stale is not None:
+            self._accumulates = False
+            self._stale.before_step(optimizer, closure)
         self._stepped = {*(self._stepped or ()), id(optimizer)}
         self.steps += 1
         self._step_rows.step_begins()
@@ -355,9 +400,14 @@ class Engine:
                 self._finalize(index)
         self._out.send(self.steps, absent=self._absent)
         self.buffers.pause()
-        while plan.syncers.pending:
-            self._write(plan, *self._take(plan))
-        self._step_rows.warn(self._exchange.rank, plan.syncers.rows_of(self.round))
+        if self._stale is None:
+            while plan.syncers.pending:
+                self._write(plan, *self._take(plan))
+            heard = [plan.syncers.rows_of(self.round)]
+        else:
+            heard = [late.plan.syncers.rows_of(late.round) for late in self._stale.closed(plan, self.round)]
+        for rows in heard:
+            self._step_rows.warn(self._exchange.rank, rows)
         self.round += 1
         plan.rounds += 1
         if plan.trial:
@@ -404,6 +454,18 @@ class Engine:
         self.decision = decision
         self.plan.syncers.close()
         self._install(self.plan.version + 1, dict(decision.schemes))
+
+    # --- weights that wait for their gradients ------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Apply all averages that this rank has stepped for, after waiting for them."""
+        if self._stale is not None:
+            self._stale.drain()
+
+    def _drain_between(self) -> None:
+        """The same, if weights may change now: not in the middle of an iteration."""
+        if self._stale is not None and not self._accumulates and self._stale.between and not self._step_rows.open():
+            self._stale.drain()
 
     # --- after this rank's last step ---------------------------------------------------------------------------
 
@@ -478,6 +540,8 @@ class Engine:
     def undo(self) -> None:
         """Take all hooks off; the model is plain again."""
         self._unwatch()
+        if self._stale is not None:
+            self._stale.close()
         self._unhook()
 
     def _unhook(self) -> None:

@@ -110,6 +110,10 @@ class StepRows:
         self.forwards[forward] = None
         return forward
 
+    def open(self) -> bool:
+        """Is there a forward pass that a backward pass may yet come through?"""
+        return any(forward.waits() for forward in self.forwards)
+
     def reach(self, forward: Forward) -> None:
         """A backward pass came through its outputs, perhaps not for the first time."""
         self.forwards.setdefault(forward)

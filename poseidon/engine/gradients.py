@@ -19,22 +19,24 @@ from poseidon.schemes import Contribution, Touched, combine, storage_order
 class Gradients:
     """Buffers of one plan.
 
-    A merged unit's values are gathered in a staging buffer. Factors are copied into one of two buffers in
-    turn: a peer that contributes to round t + 1 has everything of round t, so what was sent in round t may be
-    overwritten in round t + 2 (and a staging buffer, whose result came back, in round t + 1).
+    A merged unit's values are gathered in a staging buffer, factors are copied into one; each has `depth` of them in
+    turn. With staleness s a peer that contributes to round t + 1 + s has everything of round t, so what was sent in
+    round t may be overwritten `depth` = 2 + 2s rounds later (see Average).
+
+    Attributes:
+        params: whose gradients these are.
     """
 
-    def __init__(self, book: Book, params: Sequence[nn.Parameter], records: dict[int, Record], device: Device) -> None:
+    def __init__(
+        self, book: Book, params: Sequence[nn.Parameter], records: dict[int, Record], device: Device, depth: int
+    ) -> None:
         self._device = device
         self._book = book
-        self._params = params
+        self.params = params
+        self._depth = depth
         self._records = records
-        self._staging: dict[int, torch.Tensor] = {}
-        self._factors: dict[tuple[int, int], torch.Tensor] = {}
+        self._buffers: dict[tuple[int, int], torch.Tensor] = {}  # by unit and turn
         self._rows: dict[int, Touched | torch.Tensor | None] = {}  # settled, but not sent
-        for unit in book.units:
-            if unit.merged:
-                self._staging[unit.index] = torch.zeros(unit.numel, dtype=params[unit.params[0]].dtype)
 
     def settle(self, index: int) -> FactorSize | None:
         """All uses of a parameter are in. What cannot leave as factors becomes a dense ``p.grad``.
@@ -50,7 +52,7 @@ class Gradients:
             return self._settle_rows(index, record)
         if not isinstance(record, Factors) or not record.factors:
             return None
-        p = self._params[index]
+        p = self.params[index]
         size = FactorSize(sum(u.shape[0] for u, _ in record.factors), record.factors[0][0].itemsize)
         # zero_grad(set_to_none=False) leaves zeros: nothing that the factors do not say.
         pure = p.grad is None or not bool(p.grad.any())
@@ -68,7 +70,7 @@ class Gradients:
 
     def _settle_rows(self, index: int, record: Rows) -> FactorSize | None:
         """An embedding; its size is that of all rows that are not zero, wherever they come from."""
-        p, info = self._params[index], self._book.params[index]
+        p, info = self.params[index], self._book.params[index]
         if record.counted and record.mixed:
             raise not_counted(info.layer, info.name)
         by_rows = self._scheme(index) == "rows"
@@ -93,12 +95,12 @@ class Gradients:
         return (
             any(record.factors for record in self._records.values())
             or any(rows is not None for rows in self._rows.values())
-            or any(p.grad is not None and (p.grad.is_sparse or bool(p.grad.any())) for p in self._params)
+            or any(p.grad is not None and (p.grad.is_sparse or bool(p.grad.any())) for p in self.params)
         )
 
     def contribution(self, unit: Unit, round_: int, rows: int) -> Contribution:
         if unit.merged:
-            return self._merged(unit, rows)
+            return self._merged(unit, round_, rows)
         index = unit.params[0]
         if unit.scheme == "rows":
             found = self._rows.pop(index)
@@ -108,13 +110,13 @@ class Gradients:
         record = self._records.get(index)
         if isinstance(record, Factors) and record.factors:
             return self._factored(unit, record, round_, rows)
-        return Contribution(rows, dense=self._flat_grad(self._params[index]))
+        return Contribution(rows, dense=self._flat_grad(self.params[index]))
 
     def _factored(self, unit: Unit, record: Factors, round_: int, rows: int) -> Contribution:
         """u and v, each [k, ...] of all uses, copied side by side: u's rows first, then v's."""
         factors, record.factors = record.factors, []
         k = sum(u.shape[0] for u, _ in factors)
-        m, n = self._params[unit.params[0]].shape
+        m, n = self.params[unit.params[0]].shape
         buffer = self._buffer(unit, round_, k * (m + n), factors[0][0].dtype)
         u_all, v_all = buffer[: k * m].view(k, m), buffer[k * m :].view(k, n)
         row = 0
@@ -125,10 +127,10 @@ class Gradients:
         return Contribution(rows, factors=buffer, k=k)
 
     def _buffer(self, unit: Unit, round_: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        key = (unit.index, round_ % 2)
-        buffer = self._factors.get(key)
+        key = (unit.index, round_ % self._depth)
+        buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < numel or buffer.dtype != dtype:
-            buffer = self._factors[key] = torch.empty(numel, dtype=dtype)
+            buffer = self._buffers[key] = torch.empty(numel, dtype=dtype)
         return buffer[:numel]
 
     def _flat_grad(self, p: nn.Parameter) -> torch.Tensor | None:
@@ -147,13 +149,13 @@ class Gradients:
         flat = storage_order(dense)
         return dense.contiguous().view(-1) if flat is None else flat
 
-    def _merged(self, unit: Unit, rows: int) -> Contribution:
-        staging = self._staging[unit.index]
+    def _merged(self, unit: Unit, round_: int, rows: int) -> Contribution:
+        staging = self._buffer(unit, round_, unit.numel, self.params[unit.params[0]].dtype)
         flags = staging[unit.numel - len(unit.params) :]
         flags.zero_()
         offset = 0
         for slot, index in enumerate(unit.params):
-            p = self._params[index]
+            p = self.params[index]
             place = staging[offset : offset + p.numel()]
             offset += p.numel()
             if p.grad is None:
@@ -165,30 +167,30 @@ class Gradients:
 
     def multiply(self, unit: Unit, contributions: Sequence[Contribution], rows: range | None = None) -> Any:
         """A weight's averaged gradient, or only `rows` of it, from all ranks' factors; None if no rank has one."""
-        p = self._params[unit.params[0]]
+        p = self.params[unit.params[0]]
         name = self._book.params[unit.params[0]].name
         return self._device.reconstruct(name, contributions, p.shape, p.dtype, rows)
 
     def apply(self, unit: Unit, result: Any) -> None:
         """Write a unit's global gradient to ``p.grad``; None where no rank has one."""
         if unit.scheme == "sfb" and isinstance(result, list):
-            self._assign(self._params[unit.params[0]], self.multiply(unit, result))
+            self._assign(self.params[unit.params[0]], self.multiply(unit, result))
         elif unit.scheme == "rows":
-            p = self._params[unit.params[0]]
+            p = self.params[unit.params[0]]
             _write(p, combine(result, p.shape, p.dtype))
         elif not unit.merged:
-            self._assign(self._params[unit.params[0]], result, self._sparse(unit.params[0]))
+            self._assign(self.params[unit.params[0]], result, self._sparse(unit.params[0]))
         elif result is not None:
             self._split(unit, result)
         else:
             for index in unit.params:
-                self._params[index].grad = None
+                self.params[index].grad = None
 
     def _split(self, unit: Unit, staging: torch.Tensor) -> None:
         flags = staging[unit.numel - len(unit.params) :].tolist()
         offset = 0
         for index, flag in zip(unit.params, flags, strict=True):
-            p = self._params[index]
+            p = self.params[index]
             values = staging[offset : offset + p.numel()]
             offset += p.numel()
             self._assign(

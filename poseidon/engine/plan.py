@@ -11,9 +11,10 @@ from poseidon.engine.capture import Record
 from poseidon.engine.device import Device
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.gradients import Gradients
-from poseidon.engine.server import tell_servers
+from poseidon.engine.server import make_book, tell_servers
 from poseidon.engine.syncers import Syncers
-from poseidon.planning import Param, Scheme, build_book
+from poseidon.planning import Param, Scheme
+from poseidon.schemes import depth_of
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Options:
     rows: str = "leading"  # leading | equal
     kv_bytes: int = 2 * 1024 * 1024
     merge_bytes: int = 64 * 1024
+    staleness: int = 0
+    staleness_mode: str = "newest"  # newest | fixed
 
 
 class Plan:
@@ -48,12 +51,13 @@ class Plan:
         device: Device,
     ) -> None:
         self.version, self.rounds = version, 0
-        sizes = {"kv_bytes": options.kv_bytes, "merge_bytes": options.merge_bytes}
-        self.book = build_book(infos, exchange.topology, schemes=schemes, **sizes)
+        sizes = {"kv_bytes": options.kv_bytes, "merge_bytes": options.merge_bytes, "staleness": options.staleness}
+        self.book = make_book(exchange, infos, schemes, **sizes)
         dtypes = [p.dtype for p in params]
-        self.syncers = Syncers(exchange, index, version, self.book, dtypes, options.kv_bytes, device)
+        depth = depth_of(options.staleness)
+        self.syncers = Syncers(exchange, index, version, self.book, dtypes, options.kv_bytes, depth, device)
         tell_servers(exchange, index, version, self.book, sizes)
-        self.gradients = Gradients(self.book, params, records, device)
+        self.gradients = Gradients(self.book, params, records, device, depth)
         for number, record in records.items():
             record.active = self.trial or schemes.get(infos[number].name, "ps") != "ps"
 

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from poseidon.engine.exchange import POLL_SECONDS, WARN_SECONDS, Exchange
 from poseidon.engine.syncers import compare_steps
 from poseidon.errors import PeerLostError
 from poseidon.planning import Book, Param, Scheme, build_book
-from poseidon.schemes import Context, make_scheme
+from poseidon.schemes import Context, depth_of, make_scheme
 from poseidon.transport import Header
 
 log = logging.getLogger("poseidon")
@@ -32,7 +32,7 @@ def tell_servers(exchange: Exchange, model: int, plan: int, book: Book, options:
     """Training thread of rank 0: a plan begins; from these words every server builds the same book.
 
     Args:
-        options: kv_bytes and merge_bytes.
+        options: kv_bytes, merge_bytes and staleness.
     """
     servers = [rank for rank in book.topology.servers if not book.topology.works(rank)]
     if exchange.rank or not servers:
@@ -59,9 +59,9 @@ def serve(exchange: Exchange, device: Device) -> None:
             item = plans.get(timeout=POLL_SECONDS)
             if item is not None:
                 header, payload = item
-                model, book, piece_bytes = _read(exchange, str(payload, "utf-8"))
+                model, book, options = _read(exchange, str(payload, "utf-8"))
                 mine = shards.setdefault(model, [])
-                mine.append(Shards(exchange, model, header.k, book, piece_bytes, device))
+                mine.append(Shards(exchange, model, header.k, book, options, device))
                 # Of the plan before it a worker may still wait for something; of that before, none does.
                 for old in mine[:-2]:
                     old.close()
@@ -71,11 +71,25 @@ def serve(exchange: Exchange, device: Device) -> None:
             exchange.endpoint.post(partial(exchange.guarded, each.look, "cannot serve"))
 
 
-def _read(exchange: Exchange, text: str) -> tuple[int, Book, int]:
+def _read(exchange: Exchange, text: str) -> tuple[int, Book, dict[str, int]]:
     model, rows, schemes, options = json.loads(text)
     params = [Param(**{**row, "shape": tuple(row["shape"])}) for row in rows]
-    typed: dict[str, Scheme] = schemes
-    return model, build_book(params, exchange.topology, schemes=typed, **options), options["kv_bytes"]
+    return model, make_book(exchange, params, schemes, **options), options
+
+
+def make_book(
+    exchange: Exchange,
+    params: Sequence[Param],
+    schemes: Mapping[str, Scheme],
+    *,
+    kv_bytes: int,
+    merge_bytes: int,
+    staleness: int,
+) -> Book:
+    """The same on workers and servers."""
+    # A device that is behind would keep the others of its node waiting for its part of a product.
+    topology = replace(exchange.topology, shares=not staleness)
+    return build_book(params, topology, schemes=schemes, kv_bytes=kv_bytes, merge_bytes=merge_bytes)
 
 
 class _Begun(NamedTuple):
@@ -89,9 +103,11 @@ class _Begun(NamedTuple):
 class Shards:
     """Receiver of one (model, plan) on a rank that only serves."""
 
-    def __init__(self, exchange: Exchange, model: int, plan: int, book: Book, piece_bytes: int, device: Device) -> None:
+    def __init__(
+        self, exchange: Exchange, model: int, plan: int, book: Book, options: Mapping[str, int], device: Device
+    ) -> None:
         self._exchange, self._device, self._model, self._plan = exchange, device, model, plan
-        self._book = book
+        self._book, self._depth = book, depth_of(options["staleness"])
         self._begun: dict[int, _Begun] = {}  # by round
         self._warn = WARN_SECONDS
         self._schemes = [
@@ -99,12 +115,12 @@ class Shards:
                 unit,
                 Context(
                     exchange.rank,
-                    exchange.topology,
+                    book.topology,
                     model,
                     plan,
                     getattr(torch, book.params[unit.params[0]].dtype.removeprefix("torch.")),
-                    piece_bytes,
-                    2,
+                    options["kv_bytes"],
+                    self._depth,
                     self._send,
                     _nobody_waits,
                     device.multiplied,
@@ -120,7 +136,7 @@ class Shards:
         begun = self._begun.setdefault(header.round, _Begun(header.rank, header.step, time.monotonic()))
         if header.rank != begun.rank:
             compare_steps(header.round, {begun.rank: begun.steps, header.rank: header.step})
-        self._begun = {old: its for old, its in self._begun.items() if old >= header.round - 2}
+        self._begun = {old: its for old, its in self._begun.items() if old > header.round - 1 - self._depth}
         self._schemes[header.unit].on_message(header, payload)
 
     def on_through(self, rank: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class Syncers:
         book: Book,
         dtypes: list[torch.dtype],
         piece_bytes: int,
+        depth: int,
         device: Device,
     ) -> None:
         self.book = book
@@ -48,7 +50,7 @@ class Syncers:
         self._their_steps: dict[int, dict[int, int]] = {}  # by round and rank, of rounds not begun here
         self._changed: tuple[int, int] | None = None  # a rank that goes by this plan no longer, and from which round on
         self._exchange, self._device = exchange, device
-        self._model, self._plan = model, plan
+        self._model, self._plan, self._depth = model, plan, depth
         self._done: SimpleQueue[Any] = SimpleQueue()
         self._pending: dict[tuple[int, int], None] = {}  # (round, unit) sent, whose result has not been taken
         self._schemes = [
@@ -56,12 +58,12 @@ class Syncers:
                 unit,
                 Context(
                     exchange.rank,
-                    exchange.topology,
+                    book.topology,
                     model,
                     plan,
                     dtypes[unit.params[0]],
                     piece_bytes,
-                    2,
+                    depth,
                     self._send,
                     self._finished,
                     device.multiplied,
@@ -135,9 +137,9 @@ class Syncers:
             return sum(c.nbytes for rank, c in enumerate(result) if rank != self._exchange.rank)
         if result is None:
             return 0
-        topology, rank = self._exchange.topology, self._exchange.rank
+        topology, rank = self.book.topology, self._exchange.rank
         own = 0
-        if self.book.units[unit].scheme == "sfb":  # put together of blocks, one of which is this device's
+        if self.book.units[unit].scheme == "sfb" and topology.divides:  # of blocks, one of which is this device's
             own = len(topology.part(rank, result.shape[0])) * result.shape[1] * result.itemsize
         return int(result.nbytes) - own
 
@@ -154,7 +156,7 @@ class Syncers:
         """Endpoint's thread, before anything of a round is sent."""
         if round_ in self._steps:
             return
-        self._steps = {old: its for old, its in self._steps.items() if old >= round_ - 1} | {round_: step}
+        self._steps = {old: its for old, its in self._steps.items() if old > round_ - self._depth} | {round_: step}
         for rank, theirs in self._their_steps.pop(round_, {}).items():
             self._compare(rank, theirs, round_)
         self._check_changed()
@@ -200,10 +202,21 @@ class Syncers:
 
     def take(self) -> tuple[int, int, Any]:
         """Training thread: the next finished unit, in order of completion: its round, number and result."""
-        round_, unit, result = self._exchange.take(self._done, self.waits_for)
+        return self._taken(self._exchange.take(self._done, self.waits_for))
+
+    def poll(self) -> tuple[int, int, Any] | None:
+        """Training thread: the same, if there is one by now."""
+        with contextlib.suppress(Empty):
+            while (item := self._done.get_nowait()) is None:
+                self._exchange.check()
+            return self._taken(item)
+        return None
+
+    def _taken(self, item: tuple[int, int, Any]) -> tuple[int, int, Any]:
+        round_, unit, result = item
         if not isinstance(result, Share):  # else the whole comes later
             self._pending.pop((round_, unit))
-        return round_, unit, result
+        return item
 
     def share(self, round_: int, unit: int, rows: range, values: torch.Tensor) -> None:
         """Training thread: of a :class:`Share`, what this rank has multiplied out."""
@@ -214,12 +227,15 @@ class Syncers:
         post = partial(self._exchange.endpoint.post, partial(self._exchange.guarded, call, what))
         self._device.to_host(values.nbytes, post)
 
+    @property
+    def oldest(self) -> int | None:
+        """The first round some of whose results are not in."""
+        return min((round_ for round_, _ in list(self._pending)), default=None)
+
     def waits_for(self) -> list[tuple[str, int]]:
         """What is missing of the oldest round, by layer and phase, and from whom."""
-        pending = list(self._pending)
-        oldest = min((round_ for round_, _ in pending), default=0)
-        result = []
-        for round_, unit in pending:
+        oldest, result = self.oldest, []
+        for round_, unit in list(self._pending):
             if round_ != oldest:
                 continue
             first = self.book.params[self.book.units[unit].params[0]]

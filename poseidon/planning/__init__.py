@@ -1,6 +1,7 @@
 """The information book, the cost model and the choice of scheme. Pure: no sockets, no torch."""
 
 from poseidon.planning.book import Book, Factors, FactorSize, KVPair, Param, Sent, Unit, build_book
+from poseidon.planning.buffered import Buffered, buffered
 from poseidon.planning.choice import Decision, compulsory, decide, describe, schemes_by_layer
 from poseidon.planning.cost import Scheme, best_scheme, sharded_bytes
 from poseidon.planning.topology import Topology
@@ -8,6 +9,7 @@ from poseidon.planning.totals import LayerRow, by_layer, totals
 
 __all__ = [
     "Book",
+    "Buffered",
     "Decision",
     "FactorSize",
     "Factors",
@@ -19,6 +21,7 @@ __all__ = [
     "Topology",
     "Unit",
     "best_scheme",
+    "buffered",
     "build_book",
     "by_layer",
     "compulsory",

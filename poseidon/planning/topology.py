@@ -20,10 +20,12 @@ class Topology:
     Attributes:
         nodes: of each worker node its ranks, one per device, in ascending order.
         servers: ranks that own shards; those on no node only serve.
+        shares: devices of a node may divide products among them.
     """
 
     nodes: tuple[tuple[int, ...], ...]
     servers: tuple[int, ...]
+    shares: bool = True
 
     @classmethod
     def flat(cls, world_size: int) -> Topology:
@@ -79,7 +81,7 @@ class Topology:
     def divides(self) -> bool:
         """Do the devices of a node divide a product among them? Of nodes that are not alike blocks would differ in
         size, and products of other shapes round differently."""
-        return len({len(ranks) for ranks in self.nodes}) == 1 and len(self.nodes[0]) > 1
+        return self.shares and len({len(ranks) for ranks in self.nodes}) == 1 and len(self.nodes[0]) > 1
 
     def part(self, rank: int, rows: int) -> range:
         """A worker's part of work that the devices of its node divide among them."""

@@ -2,7 +2,7 @@
 
 from poseidon.planning import Unit
 from poseidon.schemes.adam import Adam
-from poseidon.schemes.average import accumulator_dtype
+from poseidon.schemes.average import accumulator_dtype, depth_of
 from poseidon.schemes.base import Context, Contribution, Scheme, Share, Touched
 from poseidon.schemes.memory import raw, storage_order
 from poseidon.schemes.ps import PS
@@ -21,6 +21,7 @@ __all__ = [
     "Touched",
     "accumulator_dtype",
     "combine",
+    "depth_of",
     "make_scheme",
     "merge",
     "raw",

@@ -17,6 +17,11 @@ import torch
 _MISSING = object()
 
 
+def depth_of(staleness: int) -> int:
+    """Rounds after which memory that was sent from, or summed in, may be written again (see :class:`Average`)."""
+    return 2 + 2 * staleness
+
+
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     """Half precisions are summed in fp32 and rounded once."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
@@ -30,7 +35,7 @@ class Average:
     what is summed over.
     """
 
-    def __init__(self, length: int, parts: int, dtype: torch.dtype, depth: int = 2) -> None:
+    def __init__(self, length: int, parts: int, dtype: torch.dtype, depth: int) -> None:
         self._length, self._parts, self._dtype, self._depth = length, parts, dtype, depth
         self._buffers: dict[int, torch.Tensor] = {}
         self._sums: dict[int, _Sum] = defaultdict(lambda: _Sum(parts))

@@ -21,7 +21,7 @@ from poseidon.training.clock import IterationClock
 from poseidon.training.evaluate import Evaluator, Score
 from poseidon.training.loader import Batch, EpochLoader
 from poseidon.training.parts import Parts
-from poseidon.training.recorder import Recorder
+from poseidon.training.recorder import INTERVAL, PATIENT, Recorder
 from poseidon.training.seeding import seed_epoch
 from poseidon.training.step import Stepper, autocast
 
@@ -132,6 +132,8 @@ class Trainer:
             rule=config.comm.rule.value,
             kv_bytes=config.comm.kv_bytes,
             merge_bytes=config.comm.merge_bytes,
+            staleness=config.comm.staleness if session.world_size > 1 else 0,
+            staleness_mode=config.comm.staleness_mode.value,
             bucket_cap_mb=config.comm.ddp.bucket_cap_mb,
             sizes=parts.sizes,
         )
@@ -156,6 +158,7 @@ class Trainer:
             self.model,
             outcome.clock,
             log_every=self._config.trainer.log_every,
+            interval=PATIENT if self._config.comm.staleness else INTERVAL,
             total=self._total(),
             start=position.iteration,
             writer=self._outputs.writer,
@@ -166,6 +169,7 @@ class Trainer:
         self.model.train()
         while not self._done():
             self._epoch()
+        self._session.drain()
         outcome.clock.load.end()
         if self._parts.has_values:
             if outcome.score is None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two exchanges of losses, and between two progress records.
 INTERVAL = 1.0
+#: The same for ranks that are not to wait for each other at every occasion.
+PATIENT = 10.0
 
 
 @dataclass
@@ -40,12 +42,13 @@ class Window:
 class Recorder:
     """Keeps sums per window of ``log_every`` iterations on every rank; rank 0 writes their global means.
 
-    Windows are exchanged about once a second, so several may travel together and the metrics file has a
+    Windows are exchanged now and then, so several may travel together and the metrics file has a
     line for each. All ranks exchange at the same iterations: the next one follows from rank 0's rate, which
     every rank learns in the exchange before.
 
     Args:
         total: iterations that the run will make, for the progress line.
+        interval: seconds between two exchanges.
         start: iterations made by the run that this one resumes.
         writer: of rank 0's metrics file.
         show: gets rank 0's progress records.
@@ -61,6 +64,7 @@ class Recorder:
         *,
         log_every: int,
         total: int,
+        interval: float = INTERVAL,
         start: int = 0,
         writer: MetricsWriter | None = None,
         show: Callable[[dict[str, Any]], None] | None = None,
@@ -70,7 +74,7 @@ class Recorder:
         self._counted, self._has_values = counted, has_values
         self._session, self._model, self._clock = session, model, clock
         self._log_every = max(1, log_every)
-        self._total = total
+        self._total, self._interval = total, interval
         self._writer, self._show = writer, show
         self._sum: Tensor | float = 0.0
         self._rows = 0
@@ -129,7 +133,7 @@ class Recorder:
         everyone = self._session.gather(mine)
         self._pending = []
         self._exchanged = (position.iteration, now)
-        self._next = position.iteration + max(self._log_every, math.ceil(everyone[0]["rate"] * INTERVAL))
+        self._next = position.iteration + max(self._log_every, math.ceil(everyone[0]["rate"] * self._interval))
         for windows in zip(*(each["windows"] for each in everyone), strict=True):
             self._record([Window(**window) for window in windows])
 

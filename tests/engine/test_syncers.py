@@ -15,7 +15,7 @@ def test_rows_are_those_of_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "make_scheme", MagicMock())
     exchange, book = MagicMock(rank=0, world_size=2), MagicMock()
     book.units = [MagicMock(params=[0])]
-    syncers = module.Syncers(cast(Any, exchange), 0, 1, book, [cast(Any, None)], 0, Host())
+    syncers = module.Syncers(cast(Any, exchange), 0, 1, book, [cast(Any, None)], 0, 2, Host())
 
     def hear(round_: int, rows: int) -> None:
         syncers.on_message(Header(Kind.PUSH, rank=1, round=round_, rows=rows), memoryview(b""))

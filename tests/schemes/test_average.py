@@ -35,7 +35,7 @@ def oracle(rows: list[int], data: list[torch.Tensor | None]) -> torch.Tensor | N
 
 
 def average(rows: list[int], data: list[torch.Tensor | None], order, dtype) -> torch.Tensor | None:
-    accumulator = Average(5, len(rows), dtype)
+    accumulator = Average(5, len(rows), dtype, 2)
     for position, rank in enumerate(order):
         assert rank in accumulator.missing(0)
         assert accumulator.offer(0, rank, rows[rank], data[rank]) == (position == len(rows) - 1)
@@ -106,7 +106,7 @@ def test_nobody_has_rows():
 
 
 def test_twice_is_an_error():
-    accumulator = Average(5, 2, torch.float32)
+    accumulator = Average(5, 2, torch.float32, 2)
     accumulator.offer(0, 0, 1, None)
     with pytest.raises(RuntimeError, match="part 0 contributed twice"):
         accumulator.offer(0, 0, 1, None)

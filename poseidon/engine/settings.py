@@ -1,0 +1,53 @@
+"""An optimizer's settings of one iteration (learning rate ...), put in place while its gradients are applied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Settings:
+    """What stands in the parameter groups now, but for the parameters.
+
+    Args:
+        own: (group, key) of what the optimizer itself is seen to change in a step (counters of optimizers that keep
+            them there): that is state, which nobody sets. Shared by all of an optimizer's.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, own: set[tuple[int, str]]) -> None:
+        self._groups, self._own = optimizer.param_groups, own
+        self._values = [_copy(group) for group in self._groups]
+        self._outside: list[dict[str, Any]] = []
+
+    def enter(self) -> None:
+        """A step is about to be made with them."""
+        self._outside = []
+        for number, (group, values) in enumerate(zip(self._groups, self._values, strict=False)):
+            mine = {key: value for key, value in values.items() if (number, key) not in self._own}
+            self._outside.append({key: group[key] for key in mine if key in group})
+            group.update(_copy(mine))
+
+    def leave(self) -> None:
+        """It is made: what stood there before stands there again."""
+        for number, (group, outside) in enumerate(zip(self._groups, self._outside, strict=False)):
+            for key, value in outside.items():
+                if _same(group.get(key), self._values[number][key]):
+                    group[key] = value
+                else:
+                    self._own.add((number, key))
+
+
+def _copy(group: dict[str, Any]) -> dict[str, Any]:
+    """Rates may be tensors, which schedules write to."""
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return bool(one is other or one == other)

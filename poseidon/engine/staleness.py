@@ -1,0 +1,283 @@
+"""Stale synchronous parallel training, SSP(s): gradients leave as ever, their averages are applied later (P15, section
+2; Ho et al. 2013).
+
+An iteration t computes with G_c, the initial state plus the averaged gradients of rounds 0..c, each applied by the
+user's own optimizer with the settings (learning rate ...) of its own iteration: max(-1, t-1-s) <= c <= t-1, c never
+decreasing. So every worker goes through the same states, and only how far it is differs. c is fixed where a backward
+pass ends: the newest round that is complete, after waiting for the bound alone; or, where runs must be reproducible,
+always the bound. Unlike Petuum's, a worker does not see its own gradients earlier than those of others.
+
+The newest average that is due stands in ``p.grad`` when ``backward()`` returns, and the user's ``step()`` applies it;
+older ones that have become due with it are applied just before. Nothing due: ``p.grad`` is None, and ``step()`` changes
+nothing.
+
+Alternatives: an optimizer of our own on the servers would know a few optimizers only; applying averages from a thread
+would change weights in the middle of an iteration.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from poseidon.engine.backward import Hook
+from poseidon.engine.exchange import Exchange
+from poseidon.engine.plan import Plan
+from poseidon.engine.settings import Settings
+from poseidon.errors import UserError
+
+Item = tuple[int, int, Any]
+
+
+@dataclass
+class Late:
+    """A round that has been sent, and is not applied.
+
+    Attributes:
+        results: (unit, result) as far as they are in.
+        settings: of the optimizer at that iteration's step; None before it.
+    """
+
+    plan: Plan
+    round: int
+    results: list[tuple[int, Any]] = field(default_factory=list)
+    settings: Settings | None = None
+
+    @property
+    def whole(self) -> bool:
+        return len(self.results) == len(self.plan.book.units)
+
+    def write(self) -> None:
+        """The averages to ``p.grad``."""
+        gradients = self.plan.gradients
+        clear(gradients.params)
+        for unit, result in self.results:
+            gradients.apply(self.plan.book.units[unit], result)
+
+
+class Staleness:
+    """Of one model and its optimizer. All methods belong to the training thread.
+
+    Args:
+        bound: s.
+        fixed: apply what the bound demands and no more, however much is complete.
+        take: waits for a plan's next result.
+        inner: is the step that ends a part of another one?
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        bound: int,
+        fixed: bool,
+        take: Callable[[Plan], Item],
+        inner: Callable[[], bool],
+    ) -> None:
+        self._exchange, self._take, self._inner = exchange, take, inner
+        self._bound, self._fixed = bound, fixed
+        self.applied = -1  # c
+        self.applying = False  # is this a step of our own?
+        self._late: deque[Late] = deque()
+        self._due: list[Late] = []  # what the next step applies
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._own: set[tuple[int, str]] = set()  # see Settings
+        self._handles: list[RemovableHandle] = []
+        self._written: list[_Seen] = []  # p.grad, as backward() left it
+        self._spent: list[_Seen] = []  # and as step() did
+
+    # --- rounds ------------------------------------------------------------------------------------------------
+
+    def closed(self, plan: Plan, round_: int) -> list[Late]:
+        """This rank has sent all of a round: fix what the next iteration computes with.
+
+        Returns:
+            The rounds that are due with the next step.
+        """
+        if self._late and self._late[-1].settings is None:
+            self._fail(
+                f"backward pass {round_} before the step of the one before it: with comm.staleness every step has one "
+                f"backward pass that synchronises; put all others inside session.no_sync()"
+            )
+        self._late.append(Late(plan, round_))
+        least = round_ - self._bound
+        self._receive(round_ if plan.trial else least)
+        self._due = []
+        for late in self._late:
+            if not late.whole or (self._fixed and late.round > least):
+                break
+            self._due.append(late)
+        c = self._due[-1].round if self._due else self.applied
+        assert max(self.applied, least) <= c <= round_, (round_, c, self.applied)
+        if self._due:
+            self._due[-1].write()
+        else:
+            clear(plan.gradients.params)
+        self._written = _see(plan.gradients.params)
+        return self._due
+
+    def _receive(self, until: int) -> None:
+        """Take what is there, and wait for all rounds up to `until`."""
+        for late in list(self._late):
+            while (item := late.plan.syncers.poll()) is not None:
+                self._put(item)
+            while late.round <= until and not late.whole:
+                self._put(self._take(late.plan))
+
+    def _put(self, item: Item) -> None:
+        round_, unit, result = item
+        self._late[round_ - self._late[0].round].results.append((unit, result))
+
+    # --- iterations --------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Gradients of an iteration are about to be made.
+
+        Raises:
+            UserError: what the last step has applied is still there.
+        """
+        spent, self._spent = self._spent, []
+        if any(seen.unchanged() for seen in spent):
+            self._fail(
+                "gradients are not zeroed between the steps: with comm.staleness p.grad is the average of an earlier "
+                "iteration, to which nothing can be added; call optimizer.zero_grad()"
+            )
+
+    def before_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
+        """A step of the user's begins. Applies what is due, but for the newest, which is in ``p.grad``.
+
+        Raises:
+            UserError: a step that would not be the same on every rank.
+        """
+        if closure is not None:
+            self._fail("a step with a closure: with comm.staleness an optimizer must step on gradients that are there")
+        newest = self._late[-1]
+        if optimizer is not self._optimizer:
+            if newest.settings is not None:
+                self._fail("a second optimizer steps this model: with comm.staleness there must be one for each model")
+            self._adopt(optimizer)
+        newest.settings = Settings(optimizer, self._own)
+        written, self._written = self._written, []
+        if not self._fixed and not all(seen.unchanged() for seen in written):
+            self._fail(
+                "gradients were changed between backward() and step() (clipping?): with comm.staleness several may be "
+                "applied in one step; change them in optimizer.register_step_pre_hook(), or set "
+                "comm.staleness_mode=fixed"
+            )
+        due, self._due = self._due, []
+        if not due:
+            return
+        params = newest.plan.gradients.params
+        last = [p.grad for p in params]
+        for late in due[:-1]:
+            self._apply(late)
+        for p, grad in zip(params, last, strict=True):
+            p.grad = grad
+        self._enter(due[-1])
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.applying or self._inner():
+            return
+        if self._late and self._late[0].round == self.applied:
+            self._leave()
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            self._spent = [seen for seen in _see(params) if seen.grad is not None]
+            self._late.popleft()
+
+    def drain(self) -> None:
+        """Apply all that this rank has stepped for, after waiting for it: then its weights are those of every rank that
+        has made as many steps."""
+        stepped = [late for late in self._late if late.settings is not None]
+        if not stepped:
+            return
+        self._receive(stepped[-1].round)
+        params = stepped[-1].plan.gradients.params
+        # Gradients that are being accumulated stay; one that was due is now applied.
+        kept = [None if self._due else p.grad for p in params]
+        self._due, self._written = [], []
+        for late in stepped:
+            self._apply(late)
+        for p, grad in zip(params, kept, strict=True):
+            p.grad = grad
+        self._spent = []
+
+    @property
+    def between(self) -> bool:
+        """Has everything that was sent been stepped for?"""
+        return not self._late or self._late[-1].settings is not None
+
+    def _apply(self, late: Late) -> None:
+        """One step of our own."""
+        assert self._optimizer is not None
+        late.write()
+        self._enter(late)
+        self.applying = True
+        try:
+            self._optimizer.step()
+        finally:
+            self.applying = False
+        self._leave()
+        self._late.popleft()
+
+    def _enter(self, late: Late) -> None:
+        assert late.settings is not None
+        assert late.round == self.applied + 1 == self._late[0].round
+        late.settings.enter()
+        self.applied = late.round
+
+    def _leave(self) -> None:
+        settings = self._late[0].settings
+        assert settings is not None
+        settings.leave()
+
+    def _adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """From now on this one steps; what is left of the steps of another is applied by that."""
+        self.drain()
+        self.close()
+        self._optimizer, self._own = optimizer, set()
+        drained = Hook(lambda *_: self.drain())
+        self._handles = [
+            optimizer.register_step_post_hook(Hook(self._after_step)),
+            optimizer.register_state_dict_pre_hook(drained),
+            optimizer.register_load_state_dict_pre_hook(drained),
+        ]
+
+    def close(self) -> None:
+        """Take the hooks off the optimizer."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _fail(self, text: str) -> None:
+        error = UserError(f"rank {self._exchange.rank}: {text}")
+        self._exchange.fail(error)
+        raise error
+
+
+class _Seen:
+    """A parameter's gradient as it was."""
+
+    def __init__(self, p: torch.Tensor) -> None:
+        grad = p.grad
+        self._p = p
+        self.grad = None if grad is None else weakref.ref(grad)
+        self._version = 0 if grad is None else grad._version
+
+    def unchanged(self) -> bool:
+        grad = self._p.grad
+        if grad is None or self.grad is None:
+            return grad is None and self.grad is None
+        return grad is self.grad() and grad._version == self._version
+
+
+def _see(params: Iterable[torch.Tensor]) -> list[_Seen]:
+    return [_Seen(p) for p in params if p.numel()]
+
+
+def clear(params: Iterable[torch.Tensor]) -> None:
+    for p in params:
+        p.grad = None
