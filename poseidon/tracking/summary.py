@@ -106,7 +106,14 @@ def emulated_costs(config: TrainConfig) -> list[str]:
         costs += [key for key in ("host_copy", "server_sum") if getattr(config.hardware, key) is not None]
     if config.cluster.name is ClusterKind.emulated:
         costs.append("network")
+    if slows_nodes(config):
+        costs.append("straggler")
     return costs
+
+
+def slows_nodes(config: TrainConfig) -> bool:
+    """Is a node made slow now and then? Never the only one: comm=single is the baseline of all clusters."""
+    return config.cluster.straggler.delay is not None and config.comm.name is not Comm.single
 
 
 def end(summary: dict[str, Any], status: str, error: str | None, measured: dict[str, Any] | None) -> dict[str, Any]:
