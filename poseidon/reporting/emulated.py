@@ -102,9 +102,10 @@ def bandwidth(run: Run) -> float | None:
 
 def link_seconds(run: Run) -> float | None:
     """Per iteration, that the busiest node's link takes to send at its configured rate, headers included; None if links
-    have no limit."""
-    sent = run.summary.get("bytes_sent_per_iteration")
-    if "network" not in run.emulated_costs or not isinstance(sent, (list, tuple)):
+    have no limit. Nodes that only serve come after the workers."""
+    lists = [run.summary.get(f"{whose}bytes_sent_per_iteration") for whose in ("", "server_")]
+    sent = [nbytes for nodes in lists if isinstance(nodes, (list, tuple)) for nbytes in nodes]
+    if "network" not in run.emulated_costs or not isinstance(lists[0], (list, tuple)):
         return None
     own, usual = _node_rates(run), run.params.get("cluster.bandwidth")
     rates = [_rate(own.get(str(node), usual)) for node in range(len(sent))]

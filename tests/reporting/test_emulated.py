@@ -280,6 +280,9 @@ def test_an_iteration_stands_beside_what_each_part_has_to_do() -> None:
         ({"params": {"cluster.node_bandwidth.1": "1gbit"}}, 1.6),
         ({"link": None}, None),
         ({"bytes_sent_per_iteration": None}, None),
+        ({"server_bytes_sent_per_iteration": None}, 0.8),
+        ({"server_bytes_sent_per_iteration": [1e9, 3e9]}, 2.4),
+        ({"server_bytes_sent_per_iteration": [3e8], "params": {"cluster.node_bandwidth.2": "1gbit"}}, 2.4),
         ({"bytes_sent_per_iteration": [8e8] * 2, "devices_per_node": 2}, 0.64),
     ],
 )
