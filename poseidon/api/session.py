@@ -355,6 +355,7 @@ class Session:
             "bytes_planned_per_iteration": planned,
             "bytes_inside_per_iteration": 0.0,
             "bytes_inside_planned_per_iteration": 0.0,
+            "from_servers": [],
             "bytes_source": "computed",
             "traffic": {},
             "stall_seconds": 0.0,

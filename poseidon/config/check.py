@@ -18,6 +18,7 @@ from poseidon.config.schema import (
     Part,
     Precision,
     ProfileConfig,
+    StragglerConfig,
     TrainConfig,
     ValidateConfig,
 )
@@ -50,6 +51,7 @@ _POSITIVE = ("comm.timeout", "comm.ddp.bucket_cap_mb", "trainer.epochs", "traine
 MOST_KV_BYTES = 64 * 1024 * 1024
 #: Keys of the cluster that mean something where the network is emulated only.
 _EMULATED = ("bandwidth", "node_bandwidth", "latency", "time_dilation")
+_STRAGGLER = ("delay", "probability", "node")
 _INTERVALS = ("epoch", "iteration")
 #: Arguments of torch's schedules that conf/ takes from trainer.epochs.
 _LENGTHS = ("T_max", "total_iters")
@@ -151,6 +153,13 @@ def check_cluster(cluster: ClusterConfig) -> None:
                     f"cluster.{name}={getattr(cluster, name)}: is for cluster=emulated only; with "
                     f"cluster={cluster.name.value} the network is the real one"
                 )
+        for name in _STRAGGLER:
+            value = getattr(cluster.straggler, name)
+            if value != getattr(StragglerConfig(), name):
+                raise UserError(
+                    f"cluster.straggler.{name}={value}: is for cluster=emulated only; with "
+                    f"cluster={cluster.name.value} nodes are as fast as they are"
+                )
         return
     if cluster.bandwidth is not None:
         parse_rate("cluster.bandwidth", cluster.bandwidth)
@@ -161,9 +170,30 @@ def check_cluster(cluster: ClusterConfig) -> None:
         parse_rate(f"cluster.node_bandwidth.{node}", rate)
     if cluster.latency is not None:
         parse_seconds("cluster.latency", cluster.latency)
+    _check_straggler(cluster)
     dilation = cluster.time_dilation
     if dilation != AUTO and not (isinstance(dilation, float) and 1 <= dilation < math.inf):
         raise UserError(f"cluster.time_dilation={dilation}: must be a number, at least 1, or {AUTO}")
+
+
+def _check_straggler(cluster: ClusterConfig) -> None:
+    straggler = cluster.straggler
+    if straggler.delay is None:
+        for name in ("probability", "node"):
+            value = getattr(straggler, name)
+            if value != getattr(StragglerConfig(), name):
+                raise UserError(f"cluster.straggler.{name}={value}: does nothing without cluster.straggler.delay")
+        return
+    parse_seconds("cluster.straggler.delay", straggler.delay)
+    if not 0 < straggler.probability <= 1:
+        raise UserError(
+            f"cluster.straggler.probability={straggler.probability}: is a share of the iterations, must be greater "
+            f"than 0 and at most 1"
+        )
+    if straggler.node is not None and straggler.node not in range(cluster.nodes):
+        raise UserError(
+            f"cluster.straggler.node={straggler.node}: there are worker nodes 0 to {cluster.nodes - 1} (cluster.nodes)"
+        )
 
 
 def _check_contradictions(config: TrainConfig) -> None:

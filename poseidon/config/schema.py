@@ -141,6 +141,15 @@ AUTO = "auto"
 
 
 @dataclass
+class StragglerConfig:
+    """A node that is slow: before its forward pass it does nothing for a while."""
+
+    delay: str | None = None  # of a slow iteration, undilated: "100ms"; null: nobody is slow
+    probability: float = 1.0  # share of the iterations in which a node is slow
+    node: int | None = None  # which; null: one drawn anew for each slow iteration
+
+
+@dataclass
 class ClusterConfig:
     name: ClusterKind = ClusterKind.local
     nodes: int = 2
@@ -152,6 +161,7 @@ class ClusterConfig:
     bandwidth: str | None = None  # of each node's link, each way: "1gbit"; null: unshaped
     node_bandwidth: dict[Any, str] = field(default_factory=dict)  # of some nodes' links, by number, instead
     latency: str | None = None  # one way, beside what the rate costs: "50us"
+    straggler: StragglerConfig = field(default_factory=StragglerConfig)
     time_dilation: Any = 1.0  # f: bandwidth is divided by it, times are multiplied; AUTO until it is picked
 
     @property

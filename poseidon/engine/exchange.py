@@ -46,7 +46,8 @@ class Traffic:
     def __init__(self) -> None:
         self.sent: Counter[TrafficKey] = Counter()
         self.received: Counter[TrafficKey] = Counter()
-        self.messages: Counter[TrafficKey] = Counter()
+        self.messages: Counter[TrafficKey] = Counter()  # sent
+        self.arrived: Counter[TrafficKey] = Counter()  # messages
 
     @staticmethod
     def key(header: Header, peer: int) -> TrafficKey:
@@ -114,7 +115,9 @@ class Exchange:
                 self._box(header.kind, header.model, header.unit, header.rank).put((header, payload))
             case _:
                 key = (header.model, header.plan)
-                self.traffic.received[Traffic.key(header, header.rank)] += payload.nbytes
+                counted = Traffic.key(header, header.rank)
+                self.traffic.received[counted] += payload.nbytes
+                self.traffic.arrived[counted] += 1
                 if key in self._receivers:
                     self._receivers[key].on_message(header, payload)
                 elif key not in self._shut:

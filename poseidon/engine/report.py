@@ -8,13 +8,18 @@ from typing import Any
 
 from poseidon.engine.engine import Engine
 from poseidon.engine.exchange import Exchange
-from poseidon.planning import describe, schemes_by_layer
+from poseidon.engine.plan import Plan
+from poseidon.planning import Book, Unit, describe, schemes_by_layer
 from poseidon.transport.frames import HEADER_BYTES
 
 
 def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
     """This rank's figures; bytes are payload sent (`dense`), with headers (`sent`), and as the plan says: to other
-    nodes, and, `inside`, to other devices of its own."""
+    nodes, and, `inside`, to other devices of its own.
+
+    ``from_servers``: for each rank that only serves, what it has sent to this one, counted here, where it arrives, and
+    what it is planned to send to all. A server knows of no iterations, and nobody gathers what it would say.
+    """
     plan, factors = engine.plan, engine.decision.factors
     book = plan.book
     iterations = 0 if plan.trial else plan.rounds
@@ -49,6 +54,10 @@ def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
         "bytes_planned_per_iteration": planned.between,
         "bytes_inside_per_iteration": inside / iterations if iterations else 0.0,
         "bytes_inside_planned_per_iteration": planned.inside,
+        "from_servers": [
+            _from_server(server, plan, exchange, model) | {"planned": book.planned_bytes(server, factors).between}
+            for server in exchange.topology.apart
+        ],
         "bytes_source": "counted",
         "traffic": {layer: {s: dict(d) for s, d in by.items()} for layer, by in layers.items()},
         "stall_seconds": engine.stall_seconds / engine.planned_rounds if engine.planned_rounds else 0.0,
@@ -57,3 +66,21 @@ def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
             "connections": exchange.endpoint.counters.stranger_connections,
         },
     }
+
+
+def _from_server(server: int, plan: Plan, exchange: Exchange, model: int) -> dict[str, float]:
+    """Bytes per iteration: of values (`dense`) and with headers (`sent`)."""
+    iterations, traffic = 0 if plan.trial else plan.rounds, exchange.traffic
+    book, rank = plan.book, exchange.rank
+    units = {unit.index for unit in book.units if _direct(book, unit, server, rank)}
+    address = (model, plan.version)
+    its = [key for key in list(traffic.received) if key[:2] == address and key[4] == server and key[2] in units]
+    dense = sum(traffic.received[key] for key in its)
+    sent = dense + HEADER_BYTES * sum(traffic.arrived[key] for key in its)
+    return {"dense": dense / iterations, "sent": sent / iterations} if iterations else {"dense": 0.0, "sent": 0.0}
+
+
+def _direct(book: Book, unit: Unit, server: int, rank: int) -> bool:
+    """Has the server itself sent what comes here under its name? By PS it always has; of the rest what another device
+    of the node hands on bears the server's name too."""
+    return unit.scheme == "ps" or book.speaks_for(unit, server, rank)

@@ -34,7 +34,7 @@ def tell_servers(exchange: Exchange, model: int, plan: int, book: Book, options:
     Args:
         options: kv_bytes, merge_bytes and staleness.
     """
-    servers = [rank for rank in book.topology.servers if not book.topology.works(rank)]
+    servers = book.topology.apart
     if exchange.rank or not servers:
         return
     schemes = {book.params[unit.params[0]].name: unit.scheme for unit in book.units if unit.scheme != "ps"}

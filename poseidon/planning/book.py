@@ -133,15 +133,17 @@ class Book:
         own = k * nodes / workers * row if self.topology.works(rank) else 0.0
         if unit.scheme == "adam":
             return self._by_adam(unit, rank, own)
+        if not self.topology.works(rank):
+            return Sent()
         beside, elsewhere = self.topology.beside(rank), nodes - 1
         senders = [other for other in self.topology.workers if other not in (rank, *beside)]
-        passed_on = sum(self._speaks_for(unit, other, rank) for other in senders)
+        passed_on = sum(self.speaks_for(unit, other, rank) for other in senders)
         blocks = 0
         if unit.scheme == "sfb" and self.topology.divides:
             blocks = len(self.topology.part(rank, param.shape[0])) * param.shape[1] * param.itemsize
         return Sent(elsewhere * own, len(beside) * (own + passed_on * own + blocks))
 
-    def _speaks_for(self, unit: Unit, sender: int, rank: int) -> bool:
+    def speaks_for(self, unit: Unit, sender: int, rank: int) -> bool:
         """Does `rank` hand on what `sender`, of another node, sends to its node?"""
         node = self.topology.node_of(rank)
         key = self.topology.device_of(sender) if self.topology.works(sender) else unit.index
@@ -170,7 +172,7 @@ class Book:
             return Sent((len(topology.nodes) - (node is not None)) * unit.nbytes, beside * unit.nbytes)
         if node == topology.node_of(owner):
             return Sent(0.0, own)
-        return Sent(own, beside * unit.nbytes if self._speaks_for(unit, owner, rank) else 0.0)
+        return Sent(own, beside * unit.nbytes if self.speaks_for(unit, owner, rank) else 0.0)
 
 
 def build_book(

@@ -65,6 +65,11 @@ class Topology:
         homes = {(self.node_of(rank), None if self.works(rank) else rank) for rank in self.servers}
         return len(self.nodes), len(homes), not any(map(self.works, self.servers))
 
+    @cached_property
+    def apart(self) -> tuple[int, ...]:
+        """The ranks that only serve."""
+        return tuple(rank for rank in self.servers if not self.works(rank))
+
     def works(self, rank: int) -> bool:
         return rank in self._places
 

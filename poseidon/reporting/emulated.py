@@ -74,24 +74,38 @@ def link(run: Run) -> str:
     if "network" not in run.emulated_costs:
         return ""
     slow = [f"node {node}: {_rate_words(rate)}" for node, rate in _node_rates(run).items()]
-    latency = _seconds(run.params.get("cluster.latency"))
+    latency = _seconds("cluster.latency", run.params.get("cluster.latency"))
     if latency and not any("cluster.latency" in word for word in not_emulated([run])):
         slow.append(f"latency {latency * 1e6:g} us")
     return ", ".join([_rate_words(run.params.get("cluster.bandwidth")), *slow])
 
 
+def straggler(run: Run) -> str:
+    """Which node is made slow, when, and by how much, in words that are the same for the same; "" if none is."""
+    delay = _seconds("cluster.straggler.delay", run.params.get("cluster.straggler.delay"))
+    if "straggler" not in run.emulated_costs or not delay:
+        return ""
+    node = run.params.get("cluster.straggler.node", "null")
+    share = _number(run.params.get("cluster.straggler.probability")) or 1.0
+    who = "a node, drawn each time," if node in _NULL else f"node {node}"
+    when = "every iteration" if share == 1 else f"{100 * share:.4g} % of iterations"
+    return f"{who} slow by {delay * 1e3:g} ms in {when}"
+
+
 def bandwidth(run: Run) -> float | None:
-    """Bits/s of an emulated network's links; None without one, or if its links differ or have no limit."""
-    if "network" not in run.emulated_costs or _node_rates(run):
+    """Bits/s of an emulated network's links; None without one, if its links differ or have no limit, or if a node is
+    slow: nothing published is of such a cluster."""
+    if "network" not in run.emulated_costs or _node_rates(run) or straggler(run):
         return None
     return _rate(run.params.get("cluster.bandwidth"))
 
 
 def link_seconds(run: Run) -> float | None:
     """Per iteration, that the busiest node's link takes to send at its configured rate, headers included; None if links
-    have no limit."""
-    sent = run.summary.get("bytes_sent_per_iteration")
-    if "network" not in run.emulated_costs or not isinstance(sent, (list, tuple)):
+    have no limit. Nodes that only serve come after the workers."""
+    lists = [run.summary.get(f"{whose}bytes_sent_per_iteration") for whose in ("", "server_")]
+    sent = [nbytes for nodes in lists if isinstance(nodes, (list, tuple)) for nbytes in nodes]
+    if "network" not in run.emulated_costs or not isinstance(lists[0], (list, tuple)):
         return None
     own, usual = _node_rates(run), run.params.get("cluster.bandwidth")
     rates = [_rate(own.get(str(node), usual)) for node in range(len(sent))]
@@ -128,6 +142,8 @@ def _basis(cost: str, run: Run) -> str | None:
         return f"optimizer step: {_profile_rate(run, 'memory_bandwidth', 'of the memory')}"
     if cost == "network":
         return None if run.comm == "single" else f"network: a namespace per node, links by tc tbf, {link(run)} each way"
+    if cost == "straggler":
+        return f"straggler: {straggler(run)}, before its forward pass" if straggler(run) else None
     words = {"host_copy": "each way between device and host", "server_sum": "of gradients that a host adds up"}
     return f"{cost}: {_profile_rate(run, cost, words[cost])}" if cost in words else cost
 
@@ -186,9 +202,9 @@ def _rate(text: str | None) -> float | None:
         return None
 
 
-def _seconds(text: str | None) -> float | None:
+def _seconds(key: str, text: str | None) -> float | None:
     try:
-        return parse_seconds("cluster.latency", text) if text is not None else None
+        return parse_seconds(key, text) if text is not None else None
     except UserError:
         return None
 

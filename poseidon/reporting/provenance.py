@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from poseidon.reporting.emulated import hardware
+from poseidon.reporting.emulated import hardware, straggler
 from poseidon.reporting.runs import COMPLETED, Run
 from poseidon.reporting.sections import Section
 from poseidon.reporting.tables import speed_form
@@ -75,6 +75,11 @@ def _doubts(runs: Sequence[Run]) -> list[str]:
         found.append(
             "Some emulated runs were limited by this machine's cores (cpu_bound, drawn crossed): they show this "
             "machine, not the emulated cluster. Fewer nodes, more cores or a higher cluster.time_dilation help."
+        )
+    if any(straggler(run) for run in runs):
+        found.append(
+            "In some runs a node was made slow. Speeds follow from the median iteration, which shows little of delays "
+            "in fewer than half of the iterations: read curves against seconds."
         )
     if any("engine" in run.bounds for run in runs):
         found.append(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from poseidon.reporting.dilation import chosen
-from poseidon.reporting.emulated import hardware, link
+from poseidon.reporting.emulated import hardware, link, straggler
 from poseidon.reporting.runs import COMPLETED, Run, Stat, stat
 from poseidon.reporting.variants import curve_order, differing_keys, label, setting_params, short, telling_keys, usual
 
@@ -64,7 +64,7 @@ class Configuration:
 @dataclass(frozen=True)
 class Section:
     """Runs that may be compared: same model, data set, rows per node, numerics, threads, degree and type of host, and
-    where they are emulated, same hardware, links and time dilation.
+    where they are emulated, same hardware, links, slow nodes and time dilation.
 
     Attributes:
         facts: what they have in common, in words.
@@ -148,7 +148,7 @@ def sections(runs: Iterable[Run]) -> list[Section]:
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in sorted((run for run in runs if run.status == COMPLETED), key=_run_order):
         groups.setdefault(_comparable(run), []).append(run)
-    parts = [part for group in groups.values() for linked in _by_link(group) for part in _by_batch(linked)]
+    parts = [part for group in groups.values() for linked in _by_cluster(group) for part in _by_batch(linked)]
     firsts = [part[1][0] for part in parts]
     titles = [_title(members, batch_size) for batch_size, members in parts]
     made = []
@@ -182,24 +182,29 @@ def _section(batch_size: int, runs: list[Run], title: str) -> Section:
     return Section(title, slug, batch_size, facts, tuple(keys), here, dilation, elsewhere)
 
 
-def _by_link(runs: list[Run]) -> list[list[Run]]:
-    """A part per kind of links. One process has none, and is the baseline of all."""
-    links = sorted({link(run) for run in runs if run.comm != "single"})
-    return [[run for run in runs if run.comm == "single" or link(run) == words] for words in links] or [runs]
+def _by_cluster(runs: list[Run]) -> list[list[Run]]:
+    """A part per kind of links and of slow nodes. One process has none, and is the baseline of all."""
+    several = [run for run in runs if run.comm != "single"]
+    kinds = sorted({_kind(run) for run in several})
+    return [[run for run in runs if run.comm == "single" or _kind(run) == kind] for kind in kinds] or [runs]
+
+
+def _kind(run: Run) -> tuple[str, str]:
+    return link(run), straggler(run)
 
 
 def _emulation(runs: Sequence[Run], dilation: float) -> dict[str, str]:
     """What else emulated runs have in common."""
-    if not runs[0].emulated:
-        return {}
-    links = _link_words(runs)
-    return {**({"link": links} if links else {}), "time dilation": f"f = {dilation:g}"}
+    return {**_cluster(runs), "time dilation": f"f = {dilation:g}"} if runs[0].emulated else {}
 
 
-def _link_words(runs: Sequence[Run]) -> str:
-    """Of emulated runs of several nodes; "" if there are none."""
+def _cluster(runs: Sequence[Run]) -> dict[str, str]:
+    """The links of emulated runs of several nodes, and who is slow; {} if there are none."""
     several = next((run for run in runs if run.comm != "single"), None)
-    return "" if several is None or not several.emulated else link(several) or "not emulated"
+    if several is None or not several.emulated:
+        return {}
+    words, slow = _kind(several)
+    return {"link": words or "not emulated", **({"slow node": slow} if slow else {})}
 
 
 def _by_batch(runs: list[Run]) -> list[tuple[int, list[Run]]]:
@@ -214,7 +219,7 @@ def _by_batch(runs: list[Run]) -> list[tuple[int, list[Run]]]:
 
 
 def _comparable(run: Run) -> tuple[str, ...]:
-    """Of the run itself; see also :func:`_by_link`."""
+    """Of the run itself; see also :func:`_by_cluster`."""
     facts = (*_facts(run).values(), *(f"{key}={value}" for key, value in setting_params(run).items()))
     return tuple(facts)
 
@@ -233,10 +238,10 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _title(runs: Sequence[Run], batch_size: int) -> str:
-    run, links = runs[0], _link_words(runs)
+    run, cluster = runs[0], _cluster(runs)
     words = [f"{run.text('model')} on {run.text('dataset')}, {batch_size} rows per node"]
     words += [hardware(run)] if run.sleeps else []
-    words += [links if links != "not emulated" else "links not emulated"] if links else []
+    words += ["links not emulated" if fact == "not emulated" else fact for fact in cluster.values()]
     return ", ".join(words)
 
 

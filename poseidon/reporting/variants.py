@@ -18,8 +18,11 @@ _HAD = ("nodes", "global_batch")
 _NEVER_TRAINER = tuple(
     f"trainer.{name}" for name in ("batch_size", "global_batch", "resume", "checkpoint", "log_every", "eval_")
 )
-#: Of emulated networks, which are a setting of their own (:func:`poseidon.reporting.emulated.link`), and of hardware.
-_NEVER_CLUSTER = tuple(f"cluster.{name}" for name in ("bandwidth", "node_bandwidth", "latency", "time_dilation"))
+#: Of emulated networks and slow nodes, which are a setting of their own (:func:`poseidon.reporting.emulated.link` and
+#: ``straggler``), and of hardware.
+_NEVER_CLUSTER = tuple(
+    f"cluster.{name}" for name in ("bandwidth", "node_bandwidth", "latency", "straggler.", "time_dilation")
+)
 _NEVER_HARDWARE = ("hardware",)
 #: Where accelerators are emulated, nothing is learnt, and one iteration is like another.
 _NEVER_ASLEEP = ("trainer.iterations", "trainer.epochs", "schedule.", "optimizer.lr")

@@ -39,6 +39,9 @@ MEASURED = (
     "bytes_planned_per_iteration",
     "bytes_inside_per_iteration",
     "bytes_inside_planned_per_iteration",
+    "server_bytes_sent_per_iteration",
+    "server_bytes_dense_per_iteration",
+    "server_bytes_planned_per_iteration",
     "bytes_by_scheme",
     "bytes_source",
     "schemes",
@@ -106,7 +109,14 @@ def emulated_costs(config: TrainConfig) -> list[str]:
         costs += [key for key in ("host_copy", "server_sum") if getattr(config.hardware, key) is not None]
     if config.cluster.name is ClusterKind.emulated:
         costs.append("network")
+    if slows_nodes(config):
+        costs.append("straggler")
     return costs
+
+
+def slows_nodes(config: TrainConfig) -> bool:
+    """Is a node made slow now and then? Never the only one: comm=single is the baseline of all clusters."""
+    return config.cluster.straggler.delay is not None and config.comm.name is not Comm.single
 
 
 def end(summary: dict[str, Any], status: str, error: str | None, measured: dict[str, Any] | None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from poseidon.training.parts import Parts
 from poseidon.training.recorder import INTERVAL, PATIENT, Recorder
 from poseidon.training.seeding import seed_epoch
 from poseidon.training.step import Stepper, autocast
+from poseidon.training.straggler import straggler_of
 
 if TYPE_CHECKING:
     from poseidon.api import Session
@@ -147,6 +148,7 @@ class Trainer:
             autocast=context,
             plain_mean=self._reducer_is_torchs,
         )
+        self._straggler = straggler_of(config, session.topology, session.rank)
         self._outcome = Outcome(self.position, IterationClock(config.cluster.time_dilation))
 
     def run(self) -> Outcome:
@@ -191,6 +193,8 @@ class Trainer:
                 break
 
     def _iteration(self, batches: list[Batch]) -> None:
+        if self._straggler is not None:
+            self._straggler.wait(self.position.iteration)
         left = self._parts.train_size - self.position.row
         loss, rows = self._stepper.step(batches, min(self._loader.sampler.global_batch, left))
         self._outcome.clock.tick()

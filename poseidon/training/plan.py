@@ -49,7 +49,7 @@ def make_plan(config: TrainConfig) -> Plan:
     elif comm is Comm.fsdp:
         sent = sharded_bytes(((info.shape, info.itemsize, True) for info in infos), ring)
     else:
-        homes = [*topology.nodes, *((rank,) for rank in topology.servers if not topology.works(rank))]
+        homes = [*topology.nodes, *((rank,) for rank in topology.apart)]
         sent = max(sum(book.planned_bytes(rank, decision.factors).between for rank in home) for home in homes)
     rows = by_layer(describe(book, decision.factors, 0))
     return Plan(

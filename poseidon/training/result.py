@@ -44,6 +44,7 @@ def collect(
         "strangers": report["strangers"],
         "busy": session.accelerator.busy(),
         "schemes": _dense_by_scheme(report),
+        "from_servers": report["from_servers"],
         **{key: report[key] for key in _PER_NODE},
     }
     ranks = session.gather(mine)
@@ -77,6 +78,7 @@ def collect(
             outcome.clock.load.busy_share,
         ),
         **nodes,
+        **_of_servers([rank["from_servers"] for rank in ranks]),
         "bytes_by_scheme": {
             s: max(_by_node(session.topology, [rank["schemes"].get(s, 0.0) for rank in ranks], counted))
             for s in schemes
@@ -127,6 +129,14 @@ _PER_NODE = (
     "bytes_inside_per_iteration",
     "bytes_inside_planned_per_iteration",
 )
+
+
+def _of_servers(ranks: list[list[dict[str, float]]]) -> dict[str, list[float] | None]:
+    """Of each node that only serves: what all ranks have had from it, and what was planned; null if there is none."""
+    servers = list(zip(*ranks, strict=True))
+    found = {what: [sum(rank[what] for rank in server) for server in servers] for what in ("sent", "dense")}
+    found["planned"] = [server[0]["planned"] for server in servers]
+    return {f"server_bytes_{what}_per_iteration": values or None for what, values in found.items()}
 
 
 def _by_node(topology: Topology, values: list[float], counted: bool) -> list[float]:

@@ -29,6 +29,10 @@ def test_they_end_when_the_workers_have(tmp_path: Path) -> None:
     summary = run(tmp_path / "run", "comm=hybrid", "cluster.servers=1", "cluster.devices_per_node=2")
     assert (summary["status"], summary["servers"]) == ("completed", 1)
     assert summary["bytes_dense_per_iteration"] == pytest.approx(summary["bytes_planned_per_iteration"], rel=0.02)
+    served = summary["server_bytes_dense_per_iteration"]
+    assert served == pytest.approx(summary["server_bytes_planned_per_iteration"])
+    assert len(served) == 1
+    assert summary["server_bytes_sent_per_iteration"][0] > served[0] > 0
     assert len(set(summary["replica_digests"])) == 1
     assert len(list((tmp_path / "run" / "logs").iterdir())) == 5
 
@@ -37,4 +41,5 @@ def test_they_end_when_the_workers_have(tmp_path: Path) -> None:
 def test_some_nodes_serve(tmp_path: Path) -> None:
     summary = run(tmp_path / "run", "comm=ps", "cluster.servers=[1]")
     assert summary["servers"] == [1]
+    assert summary["server_bytes_sent_per_iteration"] is None
     assert summary["bytes_dense_per_iteration"] == pytest.approx(summary["bytes_planned_per_iteration"], rel=0.02)

@@ -8,6 +8,7 @@ import pytest
 
 from poseidon import cli
 
+SLOW = ["cluster=emulated", "cluster.straggler.delay=100ms"]
 MISTAKES = [
     # unknown names
     (["model=lenett"], ["model=lenett", "did you mean lenet?", "alexnet, alexnet_22k, cifar10_quick"]),
@@ -41,6 +42,15 @@ MISTAKES = [
     (["cluster=emulated", "cluster.latency=5"], ["cluster.latency=5: must be a time in us, ms or s"]),
     (["cluster=emulated", "+cluster.node_bandwidth.2=1gbit"], ["cluster.node_bandwidth.2: there are nodes 0 to 1"]),
     (["cluster=emulated", "+cluster.node_bandwidth.1=1"], ["cluster.node_bandwidth.1=1: must be a rate"]),
+    (["cluster=emulated", "cluster.straggler.delay=5"], ["cluster.straggler.delay=5: must be a time in us, ms or s"]),
+    (
+        [*SLOW, "cluster.straggler.probability=0"],
+        ["cluster.straggler.probability=0.0:", "greater than 0 and at most 1"],
+    ),
+    ([*SLOW, "cluster.straggler.probability=10"], ["cluster.straggler.probability=10.0:", "at most 1"]),
+    ([*SLOW, "cluster.straggler.node=2"], ["cluster.straggler.node=2: there are worker nodes 0 to 1"]),
+    ([*SLOW, "cluster.servers=2", "cluster.straggler.node=3"], ["there are worker nodes 0 to 1"]),
+    (["cluster=emulated", "cluster.straggler.nodes=2"], ["cluster.straggler.nodes", "did you mean"]),
     (["cluster=emulated", "cluster.time_dilation=0.5"], ["cluster.time_dilation=0.5: must be", "at least 1"]),
     (["trainer.batch_size=-1"], ["trainer.batch_size=-1: must be at least 1"]),
     (["trainer.epochs=0"], ["trainer.epochs=0", "greater than 0"]),
@@ -58,6 +68,10 @@ MISTAKES = [
     # what belongs together
     (["trainer.global_batch=64"], ["trainer.global_batch=64: is for comm=single only"]),
     (["cluster.bandwidth=1gbit"], ["cluster.bandwidth=1gbit: is for cluster=emulated only"]),
+    (["cluster.straggler.delay=1s"], ["cluster.straggler.delay=1s: is for cluster=emulated only"]),
+    (["cluster.straggler.node=0"], ["cluster.straggler.node=0: is for cluster=emulated only"]),
+    (["cluster=emulated", "cluster.straggler.node=0"], ["cluster.straggler.node=0: does nothing without", ".delay"]),
+    (["cluster=emulated", "cluster.straggler.probability=0.5"], ["cluster.straggler.probability=0.5: does nothing"]),
     (["cluster=emulated", "cluster.time_dilation=fast"], ["cluster.time_dilation=fast: must be a number", "or auto"]),
     (["cluster=emulated", "cluster.time_dilation=true"], ["cluster.time_dilation=True: must be a number"]),
     (["cluster.time_dilation=auto"], ["cluster.time_dilation=auto: is for cluster=emulated only"]),

@@ -48,6 +48,20 @@ def test_workers_send_what_is_planned(comm: str, servers: int | list[int]) -> No
             assert set(row["servers"]) <= ({3, 4} if servers == 2 else {1})
 
 
+@pytest.mark.parametrize("comm", ["hybrid", "project_adam"])
+@pytest.mark.parametrize("devices", [[1, 1, 1], [2, 2]], ids=str)
+def test_servers_send_what_is_planned(comm: str, devices: list[int]) -> None:
+    """As the workers see it, who may have it from another device of their node."""
+    case = mlp()
+    reports = [report for _, report in on_ranks(case, build(case), comm, [4] * sum(devices), devices, servers=2)]
+    apart = list(zip(*(report["from_servers"] for report in reports), strict=True))
+    assert len(apart) == 2
+    for seen in apart:  # of one server by all workers
+        assert sum(one["dense"] for one in seen) == pytest.approx(seen[0]["planned"], rel=0.02)
+        assert all(one["sent"] > one["dense"] for one in seen if one["dense"])
+    assert sum(one["dense"] for seen in apart for one in seen) > 0
+
+
 def steps(session: Session, count: int, then: Callable[[], object] = lambda: None) -> str | None:
     """So many steps; of what goes wrong the words."""
     model = nn.Linear(4, 4)

@@ -96,6 +96,14 @@ def test_bytes_sent_are_bytes_received(params, sizes, data):
     assert described == pytest.approx(book.planned_bytes(0, factors).between - empty)
 
 
+@pytest.mark.parametrize("scheme", ["sfb", "rows"])
+def test_who_only_serves_sends_no_factors(scheme):
+    """Beside nodes of several devices, too."""
+    params = [Param("a.weight", "a", "Linear", (8, 4), "torch.float32", 4, "linear")]
+    book = build_book(params, Topology.of([2, 2], 2), kv_bytes=4096, merge_bytes=0, schemes={"a.weight": scheme})
+    assert [book.planned_bytes(rank, {"a.weight": FactorSize(3, 4)}) for rank in (4, 5)] == [(0, 0)] * 2
+
+
 @settings(deadline=None, max_examples=150)
 @given(models(), books)
 def test_no_unit_waits_for_a_large_layer(params, sizes):

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from poseidon.reporting.bounds import rows
-from poseidon.reporting.emulated import basis, link, link_seconds
+from poseidon.reporting.emulated import bandwidth, basis, link, link_seconds
 from poseidon.reporting.figures import speedup
 from poseidon.reporting.figures.canvas import style
 from poseidon.reporting.provenance import warnings
@@ -22,6 +22,15 @@ def of(*fakes: Fake) -> list[Section]:
     return sections([as_run(one) for one in fakes])
 
 
+def slow(comm: str = "hybrid", *, comm_keys: dict[str, str] | None = None, **straggler: str) -> Fake:
+    """A run on a cluster of which a node is slow."""
+    params = {"delay": "null", "probability": "1.0", "node": "null", **straggler}
+    one = asleep(comm, params={f"cluster.straggler.{key}": value for key, value in params.items()} | (comm_keys or {}))
+    if comm != "single" and params["delay"] != "null":
+        one.summary["emulated_costs"].append("straggler")
+    return one
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -31,6 +40,7 @@ def of(*fakes: Fake) -> list[Section]:
         asleep(link=None),
         asleep(params={"cluster.node_bandwidth.1": "100mbit"}),
         asleep(params={"cluster.latency": "1ms"}),
+        slow(delay="100ms"),
         asleep(params={"hardware.host_copy": "1e9"}),
         asleep(params={"hardware.iterations.lenet.seconds": "0.5"}),
         asleep(emulated_costs=["layers"], cluster="local"),
@@ -89,6 +99,41 @@ def test_real_computing_on_emulated_links_is_neither_dilated_nor_named() -> None
     assert (section.facts["link"], section.sleeps, section.variants) == ("250 Mbit/s", False, ["single", "ps"])
     assert basis(section.runs) == ["network: a namespace per node, links by tc tbf, 250 Mbit/s each way"]
     assert section.speedup(section.configurations[-1]) is not None
+
+
+def test_every_kind_of_slow_node_is_a_setting_with_the_same_baseline() -> None:
+    found = of(
+        slow("single", delay="100ms"),
+        slow(delay="100ms"),
+        slow(delay="0.1s", node="1"),
+        slow(delay="100ms", probability="0.1"),
+        slow(),
+    )
+    assert [section.facts.get("slow node") for section in found] == [
+        None,
+        "a node, drawn each time, slow by 100 ms in 10 % of iterations",
+        "a node, drawn each time, slow by 100 ms in every iteration",
+        "node 1 slow by 100 ms in every iteration",
+    ]
+    assert all(section.speedup(section.configurations[-1]) is not None for section in found)
+    assert len({section.slug for section in found}) == 4
+    assert not bandwidth(found[-1].runs[-1])  # beside no published curve
+    assert "median iteration" in warnings(found)[-1]
+    assert basis(found[-1].runs)[-1] == "straggler: node 1 slow by 100 ms in every iteration, before its forward pass"
+
+
+@pytest.mark.parametrize("same", [{"delay": "0.1s"}, {"delay": "100 ms", "node": "None", "probability": "1"}])
+def test_a_slow_node_in_other_words_is_the_same(same: dict[str, str]) -> None:
+    (section,) = of(slow(delay="100ms"), slow(**same))
+    assert len(section.configurations) == 1
+    assert not [key for key in section.keys if key.startswith("cluster.")]
+
+
+def test_staleness_on_the_same_slow_node_makes_curves() -> None:
+    keys = [{"comm.staleness": s} for s in ("0", "1", "1", "3")]
+    (section,) = of(*(slow("ps", comm_keys=key, delay="100ms") for key in keys))
+    curves = {c.variant.partition(": ")[2]: len(c.runs) for c in section.configurations}
+    assert curves == {"ps (staleness=0)": 1, "ps (staleness=1)": 2, "ps (staleness=3)": 1}
 
 
 @pytest.mark.parametrize("odd", ["quick", "10", "-1gbit", ""])
@@ -235,6 +280,9 @@ def test_an_iteration_stands_beside_what_each_part_has_to_do() -> None:
         ({"params": {"cluster.node_bandwidth.1": "1gbit"}}, 1.6),
         ({"link": None}, None),
         ({"bytes_sent_per_iteration": None}, None),
+        ({"server_bytes_sent_per_iteration": None}, 0.8),
+        ({"server_bytes_sent_per_iteration": [1e9, 3e9]}, 2.4),
+        ({"server_bytes_sent_per_iteration": [3e8], "params": {"cluster.node_bandwidth.2": "1gbit"}}, 2.4),
         ({"bytes_sent_per_iteration": [8e8] * 2, "devices_per_node": 2}, 0.64),
     ],
 )

@@ -127,6 +127,7 @@ class FakeSession:
             "bytes_planned_per_iteration": 990.0,
             "bytes_inside_per_iteration": 0.0,
             "bytes_inside_planned_per_iteration": 0.0,
+            "from_servers": [],
             "bytes_source": "counted",
             "traffic": {},
             "stall_seconds": 0.0,
