@@ -99,6 +99,9 @@ class FakeSession:
         self.deferred += 1
         yield
 
+    def drain(self) -> None:
+        pass
+
     def synchronize(self) -> None:
         pass
 
