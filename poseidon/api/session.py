@@ -143,7 +143,8 @@ class Session:
         if comm == "ddp" and self.world_size > 1:
             sync = DDP(model, self.world_size, bucket_cap_mb, self.accelerator)
         elif comm == "fsdp" and self._exchange is not None:
-            agree(self._exchange, index, manifest(model, {"comm": comm, "merge_bytes": merge_bytes}, optimizers))
+            about = manifest(model, {"comm": comm, "merge_bytes": merge_bytes}, optimizers)
+            agree(self._exchange, index, about, self.device)
             try:
                 from poseidon.api.fsdp.model import FSDP
             except ImportError as error:  # of PyTorch's hooks for other collectives, which are young

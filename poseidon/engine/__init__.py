@@ -6,6 +6,7 @@ from poseidon.engine.exchange import Exchange
 from poseidon.engine.join import join
 from poseidon.engine.plan import Options
 from poseidon.engine.report import report
+from poseidon.engine.staged import Staged
 from poseidon.engine.start import digest
 
-__all__ = ["Device", "Engine", "Exchange", "Host", "Options", "digest", "join", "report"]
+__all__ = ["Device", "Engine", "Exchange", "Host", "Options", "Staged", "digest", "join", "report"]

@@ -68,9 +68,9 @@ class Engine:
         device: Device | None = None,
         sizes: Mapping[str, FactorSize] | None = None,
     ) -> None:
-        check_distributable(model)
-        self.options = options
         self._device = device or Host()
+        check_distributable(model, self._device.where)
+        self.options = options
         self._sizes = sizes
         self.round = 0
         self.planned_rounds = 0  # closed under decided plans
@@ -86,7 +86,7 @@ class Engine:
         self.meet: Callable[[torch.optim.Optimizer], None] | None = None  # called before every step
         self._warned_inside = False
         self._optimizers = optimizers
-        agree(exchange, index, manifest(model, vars(options), optimizers))
+        agree(exchange, index, manifest(model, vars(options), optimizers), self._device.where)
         if self._device.has_values:
             state = [*model.parameters(), *model.buffers()]
             broadcast(exchange, index, TAG_TENSORS, state, "initial state")
@@ -107,7 +107,7 @@ class Engine:
         """Hooks the model's parameters as they are now, under a plan by PS of that version."""
         self._params, self._infos = trainable(self._model)
         self._by_id = {id(p): i for i, p in enumerate(self._params)}
-        self._agreed = Agreed(self._model, self._by_id)
+        self._agreed = Agreed(self._model, self._by_id, self._device.where)
         self._records: dict[int, Record] = {}
         self.decision = Decision({}, {})
         self.buffers = Buffers(self._model, self._exchange, self._index)
@@ -143,7 +143,7 @@ class Engine:
         exchange, index = self._exchange, self._index
         buffers = list(self._agreed.new_buffers())
         rows = manifest(self._model, vars(self.options), self._optimizers, buffers)
-        agree(exchange, index, [*rows, ["replaced parameters", str(replaced)]])
+        agree(exchange, index, [*rows, ["replaced parameters", str(replaced)]], self._device.where)
         if replaced:
             state = [*self._model.parameters(), *(buffer for _, buffer in buffers)]
             broadcast(exchange, index, self._next_tag(), state, "replaced parameters")
