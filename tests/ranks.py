@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ import torch.utils.checkpoint
 
 from poseidon.api import Session
 from poseidon.api.env import JobEnv
-from poseidon.engine import Exchange, Host
+from poseidon.engine import Exchange, Host, Staged
 from poseidon.engine.server import serve
 from poseidon.planning import Topology
 from poseidon.transport import Endpoint, InprocEndpoint, inproc_mesh
+from tests.copies import LateCopies, NoCopies
 
 LIMIT_SECONDS = 60.0
 
@@ -29,6 +31,20 @@ def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool) ->
     )
 
 
+@contextlib.contextmanager
+def staged(session: Session, copies: LateCopies | NoCopies) -> Iterator[None]:
+    """Inside, the session's gradients are made on a device whose memory is copied so."""
+    assert session._exchange is not None
+    session.accelerator = device = Staged(copies, session._exchange.broken)
+    device.has_values = copies.where.type != "meta"
+    try:
+        yield
+        session.close()
+    finally:
+        device.close()
+        copies.close()
+
+
 def run_ranks(
     world_size: int,
     body: Callable[[Session], Any],
@@ -39,10 +55,13 @@ def run_ranks(
     limit: float = LIMIT_SECONDS,
     devices: Sequence[int] = (),
     servers: int | Sequence[int] | None = None,
+    copies: Callable[[], LateCopies | NoCopies] | None = None,
 ) -> list[Any]:
     """Run `body(session)` on every rank at once; its results by rank. The first rank's exception is raised.
 
     `devices`: ranks per node, of all nodes; each is a node of its own without. `servers`: as in `Topology.of`.
+
+    `copies`: makes each rank's, of a device with memory of its own; without, gradients are made on the host.
 
     `wrap` may put something around each rank's endpoint (faults).
 
@@ -59,7 +78,10 @@ def run_ranks(
         endpoint = wrap(endpoints[rank])
         session = Session(job, torch.device("cpu"), endpoint=endpoint, timeout=timeout, topology=topology)
         try:
-            results[rank] = body(session)
+            with contextlib.ExitStack() as stack:
+                if copies is not None:
+                    stack.enter_context(staged(session, copies()))
+                results[rank] = body(session)
         except BaseException as error:
             errors[rank] = error
         finally:

@@ -87,7 +87,7 @@ def _all_reduce(accelerator: Device, bucket: dist.GradBucket) -> torch.futures.F
         except RuntimeError as error:
             result.set_exception(error)  # type: ignore[arg-type]  # torch types it as a result
         else:
-            accelerator.to_device(buffer.nbytes, lambda: result.set_result(buffer))
+            accelerator.to_device(buffer, buffer.nbytes, result.set_result)
 
-    accelerator.to_host(buffer.nbytes, reduce)
+    accelerator.to_host(buffer, buffer.nbytes, lambda _: reduce())
     return result

@@ -8,7 +8,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -46,9 +46,8 @@ def join(job: JobEnv, device: torch.device, timeout: float) -> Any:
     if not dist.is_initialized():
         if job.one_host:
             gloo_on_loopback()
-        backend = "nccl" if device.type == "cuda" and _gpu_each(job) else "gloo"
         try:
-            _init(job, backend, timedelta(seconds=timeout))
+            _init(job, device, timedelta(seconds=timeout))
         except dist.DistError as error:
             raise PoseidonError(
                 f"rank {job.rank} of {job.world_size} cannot join the job at {job.master_addr}:{job.master_port}: "
@@ -71,17 +70,16 @@ def _of_this_session(job: JobEnv, store: Any) -> Any:
     return dist.PrefixStore(str(store.add(f"sessions/{job.rank}", 1)), store)
 
 
-def _init(job: JobEnv, backend: str, timeout: timedelta) -> None:
+def _init(job: JobEnv, device: torch.device, timeout: timedelta) -> None:
     """Wait for all ranks ourselves: torch would wait for a missing one as long as for a slow one, and not name it."""
     rank, size, start = job.rank, job.world_size, timedelta(seconds=START_SECONDS)
     if job.store_fd is None:
         store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=start)))
     else:
         store = _own_store(job, start)
-    store.set(f"here/{job.attempt}/{rank}", "")
-    for peer in range(size):
-        get(store, f"here/{job.attempt}/{peer}", peer, "a sign of life", START_SECONDS)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    store.set(f"here/{job.attempt}/{rank}", _gpu(device))
+    gpus = [get(store, f"here/{job.attempt}/{peer}", peer, "a sign of life", START_SECONDS) for peer in range(size)]
+    dist.init_process_group(_backend(gpus), store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def _own_store(job: JobEnv, timeout: timedelta) -> Any:
@@ -100,8 +98,19 @@ def _own_store(job: JobEnv, timeout: timedelta) -> Any:
     return dist.TCPStore(job.master_addr, job.master_port, job.world_size, is_master=False, timeout=timeout)
 
 
-def _gpu_each(job: JobEnv) -> bool:
-    return torch.cuda.is_available() and torch.cuda.device_count() >= job.local_world_size
+def _gpu(device: torch.device) -> str:
+    """What no other GPU is called, whatever its number in another process or host; "" for no GPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def _backend(gpus: Sequence[str]) -> str:
+    """Of the process group: NCCL cannot have two ranks on one GPU.
+
+    Args:
+        gpus: by rank, as :func:`_gpu` calls them.
+    """
+    own = all(gpus) and len(set(gpus)) == len(gpus)
+    return "nccl" if own and dist.is_nccl_available() else "gloo"
 
 
 def mesh(job: JobEnv, encryption: str | None) -> ZmqEndpoint:

@@ -17,8 +17,8 @@ from poseidon.api.ddp import DDP
 from poseidon.api.env import JobEnv
 from poseidon.api.reference import Reference
 from poseidon.api.replicas import compare_replicas
+from poseidon.engine import CudaCopies, Engine, Exchange, Host, Options, Staged, digest, join, report
 from poseidon.engine import Device as Accelerator
-from poseidon.engine import Engine, Exchange, Host, Options, digest, join, report
 from poseidon.engine.start import agree, manifest
 from poseidon.engine.steps import warn_of_strangers
 from poseidon.errors import PoseidonError, UserError
@@ -47,7 +47,8 @@ class Session:
         rank, world_size, local_rank: as torchrun counts them.
         device: where this rank's model belongs (``cuda:local_rank`` or ``cpu``).
         topology: which ranks are the devices of one node, and which serve.
-        accelerator: what computes gradients, if not this host; emulation puts its own here before ``distribute``.
+        accelerator: what computes gradients: this host, or the device with its own memory; emulation puts its own here
+            before ``distribute``.
     """
 
     def __init__(
@@ -68,6 +69,9 @@ class Session:
         self._store = store
         self.topology = topology or Topology.flat(job.world_size)
         self._exchange = Exchange(endpoint, timeout, self.topology) if endpoint is not None else None
+        self._staged: Staged | None = None
+        if self._exchange is not None and device.type == "cuda":
+            self.accelerator = self._staged = Staged(CudaCopies(device), self._exchange.broken)
         if self._exchange is not None and store is not None:
             self._exchange.elsewhere = self._elsewhere
         self._models: list[_Distributed] = []
@@ -155,7 +159,8 @@ class Session:
         if comm == "ddp" and self.world_size > 1:
             sync = DDP(model, self.world_size, bucket_cap_mb, self.accelerator)
         elif comm == "fsdp" and self._exchange is not None:
-            agree(self._exchange, index, manifest(model, {"comm": comm, "merge_bytes": merge_bytes}, optimizers))
+            about = manifest(model, {"comm": comm, "merge_bytes": merge_bytes}, optimizers)
+            agree(self._exchange, index, about, self.device)
             try:
                 from poseidon.api.fsdp.model import FSDP
             except ImportError as error:  # of PyTorch's hooks for other collectives, which are young
@@ -400,6 +405,8 @@ class Session:
         self._models.clear()
         if self._exchange is not None:
             self._exchange.close()
+        if self._staged is not None:
+            self._staged.close()
         if self._owns_process_group and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from poseidon.api import rendezvous
-from poseidon.api.env import JobEnv, read_env
+from poseidon.api.env import JobEnv, cublas_as_before, read_env
 from poseidon.api.session import Session, one_of
 from poseidon.engine import Device, Exchange
 from poseidon.engine.server import serve as run_server
@@ -43,7 +43,8 @@ def init(
             comm="hybrid" counts nodes. By default those that torchrun has started on one machine, where there are
             several machines; on one, every rank counts as a node.
         servers: numbers of the nodes that own server shards; default: all.
-        device: this rank's device; default ``cuda:LOCAL_RANK`` where there is one, else ``cpu``.
+        device: this rank's device; default ``cuda:LOCAL_RANK`` where there is one, else ``cpu``. Where ranks are more
+            than GPUs, they share them. A GPU becomes this process's current one.
 
     Raises:
         UserError: a bad environment or argument. PoseidonError: a rank did not appear; names it.
@@ -119,11 +120,16 @@ def serve(
 
 
 def _device(device: str | torch.device | None, job: JobEnv) -> torch.device:
-    if device is not None:
-        place = torch.device(device)
-        if place.type == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"device={device}: torch sees no CUDA device here; take device=cpu")
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place.type != "cuda":
         return place
-    if torch.cuda.is_available():
-        return torch.device("cuda", job.local_rank % torch.cuda.device_count())
-    return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise UserError(f"device={device}: torch sees no CUDA device here; take device=cpu")
+    if place.index is None:
+        place = torch.device("cuda", job.local_rank % count)
+    if place.index >= count:
+        raise UserError(f"device={device}: torch sees {count} CUDA device{'s' if count > 1 else ''} here, from 0 on")
+    cublas_as_before()
+    torch.cuda.set_device(place)
+    return place

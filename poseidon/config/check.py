@@ -232,10 +232,6 @@ def _check_contradictions(config: TrainConfig) -> None:
             f"device={config.device.value}: with cluster=emulated all nodes are of this machine, and their GPUs would "
             f"go past its network; leave device at cpu"
         )
-    if config.device is Device.cuda and comm.name is not Comm.single and not comm.name.of_torch:
-        raise UserError(
-            f"device=cuda: comm={comm.name.value} trains on the CPU; take comm=ddp or fsdp, or leave device at cpu"
-        )
 
 
 def _check_emulated(config: TrainConfig) -> None:

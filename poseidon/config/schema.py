@@ -27,7 +27,7 @@ class Comm(Choice):
 
     @property
     def of_torch(self) -> bool:
-        """Is it PyTorch's own? Then it always overlaps, works with CUDA too, and nobody counts its bytes."""
+        """Is it PyTorch's own? Then it always overlaps, and nobody counts its bytes."""
         return self in (Comm.ddp, Comm.fsdp)
 
 

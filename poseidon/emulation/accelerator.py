@@ -10,7 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from mmap import mmap
+from typing import Any
 
 import torch
 
@@ -20,6 +22,7 @@ from poseidon.emulation.timeline import Alarms, Timeline, sleep_until
 from poseidon.schemes import Contribution
 
 Then = Callable[[], None]
+Moved = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Accelerator:
     """
 
     has_values = False
+    where = torch.device("cpu")
 
     def __init__(self, calls: Iterable[LayerTime], costs: Costs, *, dilation: float = 1.0) -> None:
         self._costs, self._dilation = costs, dilation
@@ -96,11 +100,17 @@ class Accelerator:
 
     # --- copy engines and the host -----------------------------------------------------------------------------
 
-    def to_host(self, nbytes: int, then: Then) -> None:
-        self._queue("out", nbytes, self._costs.host_copy, then)
+    def to_host(self, value: Any, nbytes: int, then: Moved) -> None:
+        self._queue("out", nbytes, self._costs.host_copy, partial(then, value))
 
-    def to_device(self, nbytes: int, then: Then) -> None:
-        self._queue("in", nbytes, self._costs.host_copy, then)
+    def to_device(self, value: Any, nbytes: int, then: Moved) -> None:
+        self._queue("in", nbytes, self._costs.host_copy, partial(then, value))
+
+    def received(self, value: Any) -> Any:
+        return value
+
+    def place(self, value: Any) -> Any:
+        return value
 
     def summed(self, nbytes: int, then: Then, post: Callable[[Then], None]) -> None:
         if self._costs.server_sum is None:

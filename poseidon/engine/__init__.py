@@ -1,11 +1,13 @@
 """The engine: hooks that notice a final gradient, syncers, and the exchange between threads."""
 
+from poseidon.engine.cuda import CudaCopies
 from poseidon.engine.device import Device, Host
 from poseidon.engine.engine import Engine
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.join import join
 from poseidon.engine.plan import Options
 from poseidon.engine.report import report
+from poseidon.engine.staged import Staged
 from poseidon.engine.start import digest
 
-__all__ = ["Device", "Engine", "Exchange", "Host", "Options", "digest", "join", "report"]
+__all__ = ["CudaCopies", "Device", "Engine", "Exchange", "Host", "Options", "Staged", "digest", "join", "report"]

@@ -41,7 +41,7 @@ def give_named(
     shown = {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
     about = json.dumps([[name, str(t.dtype), list(t.shape)] for name, t in shown.items()]).encode()
     begin = torch.frombuffer(bytearray(len(about).to_bytes(8, "little") + about), dtype=torch.uint8)
-    flats = [begin, *(tensor.detach().cpu().contiguous().view(-1) for tensor in shown.values())]
+    flats = [begin, *(on_host(tensor).contiguous().view(-1) for tensor in shown.values())]
     _post(exchange, Header(Kind.STATE, exchange.rank, model, unit=tag, k=number), flats, peers)
 
 
@@ -106,12 +106,22 @@ def take(exchange: Exchange, model: int, tag: int, tensors: Sequence[torch.Tenso
             part = piece[: target.nbytes]
             target[: part.nbytes] = part
             target, piece = target[part.nbytes :], piece[part.nbytes :]
-        if flat.data_ptr() != tensor.data_ptr() or not tensor.is_cpu:
+        own = storage_order(tensor.detach())
+        if own is None:
             tensor.copy_(flat.view_as(tensor))
+        elif flat.data_ptr() != own.data_ptr():
+            own.copy_(flat)
     assert not piece.nbytes
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    flat = storage_order(tensor) if tensor.is_cpu else None
-    return flat if flat is not None else tensor.contiguous().cpu().view(-1)
+    """On the host, in the order of the tensor's memory where it has one."""
+    flat = storage_order(tensor.detach())
+    return on_host(tensor.contiguous().view(-1) if flat is None else flat)
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The values, after all that the device was given up to now, on whichever stream and by whichever thread."""
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+    return tensor.detach().cpu()

@@ -22,6 +22,7 @@ from torch.autograd import Variable
 from torch.autograd import forward_ad as fwad
 from torch.autograd.graph import get_gradient_edge
 
+from poseidon.engine.streams import Streams
 from poseidon.transport import Owner
 
 Tensor = torch.Tensor
@@ -43,6 +44,8 @@ class Record:
         factors: one entry per use, in the order of the backward pass.
         active: False: the gradient travels as such under the present plan, and the layer computes natively.
         paused: gradients only accumulate for now (no_sync).
+        given: a use of it gave a real gradient since `settle`.
+        streams: on which uses were recorded.
     """
 
     def __init__(self, weight: nn.Parameter) -> None:
@@ -50,6 +53,8 @@ class Record:
         self.factors: list[Any] = []
         self.active = True
         self.paused = False
+        self.given = False
+        self.streams = Streams()
         self._closed = False
         self._detach: list[Callable[[], None]] = []
         self._owner = Owner()
@@ -108,9 +113,15 @@ class Factors(Record):
 
     factors: list[tuple[Tensor, Tensor]]
 
-    def spend(self, grad: Tensor | None) -> Tensor | None:
+    def take(self) -> list[tuple[Tensor, Tensor]]:
+        """All that is recorded, which is recorded no longer, for the present stream."""
         factors, self.factors = self.factors, []
-        for u, v in factors:
+        self.streams.join(t for pair in factors for t in pair)
+        self.streams.clear()
+        return factors
+
+    def spend(self, grad: Tensor | None) -> Tensor | None:
+        for u, v in self.take():
             part = product(u, v, self.weight.dtype if grad is None else grad.dtype)
             grad = part if grad is None else grad + part  # not in place: it may be another's too
         return grad
@@ -146,7 +157,9 @@ class _FactorLinear(torch.autograd.Function):
                 mode = backward_mode(ctx.record)
                 if mode == "factors":
                     ctx.record.factors.append((u.detach(), x.detach()))
+                    ctx.record.streams.note(u)
                 elif mode == "dense":
+                    ctx.record.given = True
                     gw = (u.t() @ x).t()
         return gx, gw, gb, None
 

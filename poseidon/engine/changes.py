@@ -27,10 +27,11 @@ class Agreed:
 
     Args:
         trained: ids of those that are trained.
+        where: the device that they must be on.
     """
 
-    def __init__(self, model: nn.Module, trained: Container[int]) -> None:
-        self._model, self._trained = model, trained
+    def __init__(self, model: nn.Module, trained: Container[int], where: torch.device) -> None:
+        self._model, self._trained, self._where = model, trained, where
         self._modules = {id(module): module for module in model.modules()}
         self._kept = list(model.parameters())  # that no other gets the id of one that is gone
         self._seen = self._fingerprint()
@@ -47,14 +48,14 @@ class Agreed:
         try:
             seen = self._fingerprint()
         except RuntimeError:  # no shape yet
-            check_distributable(self._model)
+            check_distributable(self._model, self._where)
             raise
         if seen == self._seen:
             return Change.NONE
         if borrowed():
             return Change.NONE if any(each[1] in self._trained for each in seen) else Change.ALIEN
         if {each[1:] for each in seen} != self._there:
-            check_distributable(self._model)
+            check_distributable(self._model, self._where)
             return Change.REPLACED
         if any(each[0] and each[1] not in self._trained for each in seen):
             return Change.UNFROZEN

@@ -1,12 +1,13 @@
 """Where gradients are made: what the engine asks of it, and the plain host.
 
-An emulated accelerator (``poseidon.emulation``) answers the same questions with delays of its own.
+An emulated accelerator (``poseidon.emulation``) answers the same questions with delays of its own, one with memory of
+its own (``staged``) with copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -14,31 +15,45 @@ from poseidon import schemes
 from poseidon.schemes import Contribution
 
 Then = Callable[[], None]
+#: Gets what has been moved.
+Moved = Callable[[Any], None]
 
 
 class Device(Protocol):
     """Between a model's gradients and the host that sends, receives and sums them.
 
-    ``then`` is called once, at once or later and from any thread, in the order of the requests of one kind.
+    ``then`` is called once, at once or later and from any thread, in the order of the requests of one kind. What is
+    moved is a tensor, a contribution, several of them, a :class:`poseidon.schemes.Share`, or None, where only bytes
+    count.
 
     Attributes:
         has_values: False: tensors have sizes only, and what is in them means nothing.
+        where: the device that the model's parameters are on.
     """
 
     has_values: bool
+    where: torch.device
 
     def ready(self) -> None:
         """What it computes next depends on something that has just happened."""
 
-    def to_host(self, nbytes: int, then: Then) -> None:
-        """A gradient of so many bytes is final: once the host has it."""
+    def to_host(self, value: Any, nbytes: int, then: Moved) -> None:
+        """A gradient of so many bytes is final: once the host has it, `then` gets it as it is there. Called in the
+        thread that made it, or in one whose present stream comes after that."""
 
     def summed(self, nbytes: int, then: Then, post: Callable[[Then], None]) -> None:
         """A server's host has to add so many bytes: once it has. Called in the endpoint's thread, where ``then`` runs
         too: at once, or later through ``post``."""
 
-    def to_device(self, nbytes: int, then: Then) -> None:
-        """A result of so many bytes is complete on the host: once the device has it."""
+    def to_device(self, value: Any, nbytes: int, then: Moved) -> None:
+        """A result is complete on the host, so many bytes of which have come from elsewhere: once the device has it,
+        or it is on its way, `then` gets what `received` takes. Called in the endpoint's thread."""
+
+    def received(self, value: Any) -> Any:
+        """Training thread: what `to_device` gave, to be used by what the device computes next."""
+
+    def place(self, value: Any) -> Any:
+        """Training thread: what the host has made of results that stayed there, on the device."""
 
     def reconstruct(
         self,
@@ -63,18 +78,25 @@ class Host:
     """The CPU itself: gradients are where they are sent from."""
 
     has_values = True
+    where = torch.device("cpu")
 
     def ready(self) -> None:
         pass
 
-    def to_host(self, nbytes: int, then: Then) -> None:
-        then()
+    def to_host(self, value: Any, nbytes: int, then: Moved) -> None:
+        then(value)
 
     def summed(self, nbytes: int, then: Then, post: Callable[[Then], None]) -> None:
         then()
 
-    def to_device(self, nbytes: int, then: Then) -> None:
-        then()
+    def to_device(self, value: Any, nbytes: int, then: Moved) -> None:
+        then(value)
+
+    def received(self, value: Any) -> Any:
+        return value
+
+    def place(self, value: Any) -> Any:
+        return value
 
     def reconstruct(
         self,

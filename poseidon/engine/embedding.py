@@ -16,7 +16,7 @@ from torch import nn
 from poseidon.engine.capture import attach, backward_mode, plain_state, recorder
 from poseidon.engine.rows import Rows
 from poseidon.errors import UserError
-from poseidon.schemes import Touched, accumulator_dtype
+from poseidon.schemes import Touched, accumulator_dtype, sum_rows
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -53,8 +53,7 @@ class _RowsEmbedding(torch.autograd.Function):
             g = g.reshape(-1, g.shape[-1])
 
             def total(distinct: Tensor, place: Tensor) -> Tensor:
-                sums = torch.zeros(len(distinct), g.shape[1], dtype=accumulator_dtype(g.dtype))
-                return sums.index_add_(0, place, g.to(sums.dtype)).to(g.dtype)
+                return sum_rows(g.to(accumulator_dtype(g.dtype)), place, len(distinct)).to(g.dtype)
 
             _record(ctx, ids.reshape(-1), g, total)
         return gw, None, None, None, None, None

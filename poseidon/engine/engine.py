@@ -73,9 +73,9 @@ class Engine:
         ranks_here: int = 1,
         sizes: Mapping[str, FactorSize] | None = None,
     ) -> None:
-        check_distributable(model)
-        self.options = options
         self._device = device or Host()
+        check_distributable(model, self._device.where)
+        self.options = options
         self._sizes, self._ranks_here = sizes, ranks_here
         self.round = 0
         self.planned_rounds = 0  # closed under decided plans
@@ -96,7 +96,7 @@ class Engine:
             fixed, inner = options.staleness_mode == "fixed", partial(within, self._concerned)
             self._stale = Staleness(exchange, options.staleness, fixed, self._take, inner)
         self._optimizers = optimizers
-        agree(exchange, index, manifest(model, vars(options), optimizers))
+        agree(exchange, index, manifest(model, vars(options), optimizers), self._device.where)
         if self._device.has_values:
             state = [*model.parameters(), *model.buffers()]
             broadcast(exchange, index, TAG_TENSORS, state, "initial state")
@@ -117,7 +117,7 @@ class Engine:
         """Hooks the model's parameters as they are now, under a plan by PS of that version."""
         self._params, self._infos = trainable(self._model)
         self._by_id = {id(p): i for i, p in enumerate(self._params)}
-        self._agreed = Agreed(self._model, self._by_id)
+        self._agreed = Agreed(self._model, self._by_id, self._device.where)
         self._records: dict[int, Record] = {}
         self.decision = Decision({}, {})
         self.buffers = Buffers(self._model, self._exchange, self._index)
@@ -154,7 +154,7 @@ class Engine:
         exchange, index = self._exchange, self._index
         buffers = list(self._agreed.new_buffers())
         rows = manifest(self._model, vars(self.options), self._optimizers, buffers)
-        agree(exchange, index, [*rows, ["replaced parameters", str(replaced)]])
+        agree(exchange, index, [*rows, ["replaced parameters", str(replaced)]], self._device.where)
         if replaced:
             state = [*self._model.parameters(), *(buffer for _, buffer in buffers)]
             broadcast(exchange, index, self._next_tag(), state, "replaced parameters")

@@ -305,6 +305,11 @@ class Exchange:
         except Empty:
             self.failure = self.failure or error
 
+    def broken(self, error: Exception) -> None:
+        """End the run for everyone, as copies between a device and this host have failed; from any thread."""
+        failure = _named(self.rank, "copies between the device and its host failed", error)
+        self.endpoint.post(partial(self._fail, failure))
+
     def answer(self, model: int, call: Callable[[int, int, int, int], None]) -> None:
         """From now on ``call(rank, number, round, passes)`` runs, in the endpoint's thread, when a rank asks for this
         model's buffers as of so many rounds and forward passes; ``number`` is its question's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,12 +12,25 @@ from poseidon.engine.capture import Factors, Record
 from poseidon.engine.device import Device
 from poseidon.engine.embedding import not_counted
 from poseidon.engine.rows import Rows, as_sparse
+from poseidon.engine.streams import Streams
 from poseidon.planning import Book, FactorSize, Unit
 from poseidon.schemes import Contribution, Touched, combine, storage_order
 
 
+class Merged(NamedTuple):
+    """A merged unit's result.
+
+    Attributes:
+        values: [unit.numel] the parameters' gradients, one after the other, and their flags.
+        flags: the same flags, on the host: by parameter, not 0 if any rank has a gradient.
+    """
+
+    values: torch.Tensor
+    flags: list[float]
+
+
 class Gradients:
-    """Buffers of one plan.
+    """Buffers of one plan, on the device that gradients are made on.
 
     A merged unit's values are gathered in a staging buffer, factors are copied into one; each has `depth` of them in
     turn. With staleness s a peer that contributes to round t + 1 + s has everything of round t, so what was sent in
@@ -37,6 +50,7 @@ class Gradients:
         self._records = records
         self._buffers: dict[tuple[int, int], torch.Tensor] = {}  # by unit and turn
         self._rows: dict[int, Touched | torch.Tensor | None] = {}  # settled, but not sent
+        self._streams = Streams()  # on which gradients were settled
 
     def settle(self, index: int) -> FactorSize | None:
         """All uses of a parameter are in. What cannot leave as factors becomes a dense ``p.grad``.
@@ -48,14 +62,17 @@ class Gradients:
             UserError: scale_grad_by_freq on a weight whose gradient does not come from lookups alone.
         """
         record = self._records.get(index)
+        self._streams.note(self.params[index])
         if isinstance(record, Rows):
             return self._settle_rows(index, record)
         if not isinstance(record, Factors) or not record.factors:
             return None
         p = self.params[index]
         size = FactorSize(sum(u.shape[0] for u, _ in record.factors), record.factors[0][0].itemsize)
-        # zero_grad(set_to_none=False) leaves zeros: nothing that the factors do not say.
-        pure = p.grad is None or not bool(p.grad.any())
+        # zero_grad(set_to_none=False) leaves zeros: nothing that the factors do not say. Looking at them waits for the
+        # device; at what micro-batches have accumulated it need not look.
+        pure = p.grad is None or not (record.given or bool(p.grad.any()))
+        record.given = False
         if pure and self._scheme(index) in ("sfb", "adam"):
             return size
         part = record.spend(None)
@@ -91,7 +108,8 @@ class Gradients:
         return self._book.units[self._book.unit_of[index]].scheme
 
     def found(self) -> bool:
-        """Is there any gradient that is not zero, of what has not been sent yet?"""
+        """Is there any gradient that is not zero, of what has not been sent yet? A device is waited for. Only asked
+        where the rows of a step are not known otherwise."""
         return (
             any(record.factors for record in self._records.values())
             or any(rows is not None for rows in self._rows.values())
@@ -99,6 +117,7 @@ class Gradients:
         )
 
     def contribution(self, unit: Unit, round_: int, rows: int) -> Contribution:
+        self._streams.join()
         if unit.merged:
             return self._merged(unit, round_, rows)
         index = unit.params[0]
@@ -114,10 +133,10 @@ class Gradients:
 
     def _factored(self, unit: Unit, record: Factors, round_: int, rows: int) -> Contribution:
         """u and v, each [k, ...] of all uses, copied side by side: u's rows first, then v's."""
-        factors, record.factors = record.factors, []
+        factors = record.take()
         k = sum(u.shape[0] for u, _ in factors)
         m, n = self.params[unit.params[0]].shape
-        buffer = self._buffer(unit, round_, k * (m + n), factors[0][0].dtype)
+        buffer = self._buffer(unit, round_, k * (m + n), factors[0][0])
         u_all, v_all = buffer[: k * m].view(k, m), buffer[k * m :].view(k, n)
         row = 0
         for u, v in factors:
@@ -126,11 +145,11 @@ class Gradients:
             row += u.shape[0]
         return Contribution(rows, factors=buffer, k=k)
 
-    def _buffer(self, unit: Unit, round_: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    def _buffer(self, unit: Unit, round_: int, numel: int, like: torch.Tensor) -> torch.Tensor:
         key = (unit.index, round_ % self._depth)
         buffer = self._buffers.get(key)
-        if buffer is None or buffer.numel() < numel or buffer.dtype != dtype:
-            buffer = self._buffers[key] = torch.empty(numel, dtype=dtype)
+        if buffer is None or buffer.numel() < numel or buffer.dtype != like.dtype:
+            buffer = self._buffers[key] = like.new_empty(numel)
         return buffer[:numel]
 
     def _flat_grad(self, p: nn.Parameter) -> torch.Tensor | None:
@@ -150,9 +169,8 @@ class Gradients:
         return dense.contiguous().view(-1) if flat is None else flat
 
     def _merged(self, unit: Unit, round_: int, rows: int) -> Contribution:
-        staging = self._buffer(unit, round_, unit.numel, self.params[unit.params[0]].dtype)
-        flags = staging[unit.numel - len(unit.params) :]
-        flags.zero_()
+        staging = self._buffer(unit, round_, unit.numel, self.params[unit.params[0]].detach())
+        flags = staging[unit.numel - len(unit.params) :].fill_(1)
         offset = 0
         for slot, index in enumerate(unit.params):
             p = self.params[index]
@@ -160,9 +178,9 @@ class Gradients:
             offset += p.numel()
             if p.grad is None:
                 place.zero_()
+                flags[slot].zero_()
                 continue
             place.copy_(self._flat_grad(p))  # type: ignore[arg-type]
-            flags[slot] = 1
         return Contribution(rows, dense=staging)
 
     def multiply(self, unit: Unit, contributions: Sequence[Contribution], rows: range | None = None) -> Any:
@@ -172,12 +190,13 @@ class Gradients:
         return self._device.reconstruct(name, contributions, p.shape, p.dtype, rows)
 
     def apply(self, unit: Unit, result: Any) -> None:
-        """Write a unit's global gradient to ``p.grad``; None where no rank has one."""
+        """Write a unit's global gradient to ``p.grad``; None where no rank has one. All units have left by then."""
+        self._streams.clear()
         if unit.scheme == "sfb" and isinstance(result, list):
             self._assign(self.params[unit.params[0]], self.multiply(unit, result))
         elif unit.scheme == "rows":
             p = self.params[unit.params[0]]
-            _write(p, combine(result, p.shape, p.dtype))
+            _write(p, self._device.place(combine(result, p.shape, p.dtype)))
         elif not unit.merged:
             self._assign(self.params[unit.params[0]], result, self._sparse(unit.params[0]))
         elif result is not None:
@@ -186,12 +205,11 @@ class Gradients:
             for index in unit.params:
                 self.params[index].grad = None
 
-    def _split(self, unit: Unit, staging: torch.Tensor) -> None:
-        flags = staging[unit.numel - len(unit.params) :].tolist()
+    def _split(self, unit: Unit, result: Merged) -> None:
         offset = 0
-        for index, flag in zip(unit.params, flags, strict=True):
+        for index, flag in zip(unit.params, result.flags, strict=True):
             p = self.params[index]
-            values = staging[offset : offset + p.numel()]
+            values = result.values[offset : offset + p.numel()]
             offset += p.numel()
             self._assign(
                 p, values.clone() if flag and p.grad is None else values if flag else None, self._sparse(index)

@@ -147,16 +147,20 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
     return found
 
 
-def check_distributable(model: nn.Module) -> None:
+def check_distributable(model: nn.Module, where: torch.device) -> None:
     """Refuses what the engine cannot hold.
+
+    Args:
+        where: the session's device.
 
     Raises:
         UserError: names the parameter, buffer or layer, and says what to do.
     """
     for name, p in model.named_parameters():
-        if p.device.type != "cpu":
+        if p.device != where:
             raise UserError(
-                f"parameter {name} is on {p.device}: all comms but PyTorch's own need the CPU; use comm='ddp'"
+                f"parameter {name} is on {p.device}, but this session's device is {where}: call "
+                "model.to(session.device) before distribute()"
             )
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise UserError(

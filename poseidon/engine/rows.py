@@ -50,11 +50,19 @@ class Rows(Record):
 
     def add(self, touched: Touched, looked_up: int) -> None:
         self.factors.append(touched)
+        self.streams.note(touched.values)
         self.looked_up += looked_up
+
+    def take(self) -> list[Touched]:
+        """All that is recorded, which is recorded no longer, for the present stream."""
+        uses, self.factors = self.factors, []
+        self.streams.join(t for use in uses for t in (use.indices, use.values, use.counts) if t is not None)
+        self.streams.clear()
+        return uses
 
     def spend(self, grad: Tensor | None) -> Tensor:
         """`grad` with everything recorded in it. Of counts nothing is known here: who sees them comes by ``gather``."""
-        uses, self.factors = self.factors, []
+        uses = self.take()
         if all(not use.strided for use in uses) and (grad is None or grad.layout != torch.strided):
             parts = [_of_sparse(grad)] if grad is not None else []
             return as_sparse(merge([*parts, *uses], divide=True), self.weight.shape)
@@ -73,7 +81,7 @@ class Rows(Record):
             The touched rows; a dense gradient, where its rows that are not zero would be no smaller; None if there is
             no gradient.
         """
-        uses, self.factors, self.mixed = self.factors, [], False
+        uses, self.mixed = self.take(), False
         if grad is None:
             return self._together(uses) if uses else None
         grad = grad.detach()

@@ -36,6 +36,7 @@ def manifest(
     """
     rows = [[f"option {key}", repr(value)] for key, value in options.items()]
     rows.append(["torch", torch.__version__.split("+")[0]])
+    rows.append(["device of the parameters", " ".join(sorted({p.device.type for p in model.parameters()}))])
     for name, p in model.named_parameters():
         rows.append(
             [
@@ -61,13 +62,16 @@ def _settings(group: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in plain.items() if isinstance(value, (int, float, str, tuple)))
 
 
-def agree(exchange: Exchange, model_index: int, mine: list[list[str]]) -> None:
+def agree(exchange: Exchange, model_index: int, mine: list[list[str]], where: torch.device) -> None:
     """Compare manifests with rank 0's.
+
+    Args:
+        where: the device whose arithmetic is compared, too.
 
     Raises:
         UserError: they differ; on every rank the same message, naming the first difference and both values.
     """
-    probe = _probe()
+    probe = _probe(where)
     if exchange.rank == 0:
         verdict = ""
         odd = []
@@ -90,12 +94,12 @@ def agree(exchange: Exchange, model_index: int, mine: list[list[str]]) -> None:
         raise UserError(verdict)
 
 
-def _probe() -> str:
+def _probe(where: torch.device) -> str:
     """Digest of a product and an optimizer step: equal on hardware and libraries that round alike."""
     generator = torch.Generator().manual_seed(0)
-    weight = nn.Parameter(torch.randn(96, 160, generator=generator))
+    weight = nn.Parameter(torch.randn(96, 160, generator=generator).to(where))
     with torch.enable_grad():
-        (torch.randn(33, 160, generator=generator) @ weight.t()).square().sum().backward()
+        (torch.randn(33, 160, generator=generator).to(where) @ weight.t()).square().sum().backward()
     torch.optim.Adam([weight], lr=0.01).step()
     return digest([("weight", weight)])
 

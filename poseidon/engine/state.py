@@ -31,7 +31,8 @@ def share_state(
                 exchange.say(peer, model, TAG_STATE, code)
         broadcast(exchange, model, tag, tensors, "optimizer state", source)
         return
-    states = [decode(each, tensors) for each in json.loads(exchange.hear(source, model, TAG_STATE, "state"))]
+    codes = json.loads(exchange.hear(source, model, TAG_STATE, "state"))
+    states = [decode(code, tensors, _place(optimizer)) for code, optimizer in zip(codes, optimizers, strict=True)]
     broadcast(exchange, model, tag, tensors, "optimizer state", source)
     for optimizer, state in zip(optimizers, states, strict=True):
         _replace(optimizer, state)
@@ -39,6 +40,11 @@ def share_state(
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _place(optimizer: torch.optim.Optimizer) -> torch.device:
+    """Of its parameters."""
+    return next((p.device for p in _parameters(optimizer)), torch.device("cpu"))
 
 
 def _numbered(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
@@ -67,7 +73,8 @@ def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
     match value:
         case torch.Tensor():
             tensors.append(value)
-            return {"tensor": len(tensors) - 1, "shape": list(value.shape), "dtype": str(value.dtype)[6:]}
+            about = {"shape": list(value.shape), "dtype": str(value.dtype)[6:], "on_host": value.is_cpu}
+            return {"tensor": len(tensors) - 1, **about}
         case None | bool() | int() | float() | str():
             return {"value": value}
         case dict():
@@ -82,17 +89,19 @@ def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
             )
 
 
-def decode(code: Any, tensors: list[torch.Tensor]) -> Any:
-    """Inverse of :func:`encode`; tensors are made anew, with any values, and appended to ``tensors``."""
+def decode(code: Any, tensors: list[torch.Tensor], where: torch.device) -> Any:
+    """Inverse of :func:`encode`; tensors are made anew, with any values, and appended to ``tensors``. They are on the
+    host (step counts) or on the device ``where``."""
     match code:
-        case {"tensor": _, "shape": shape, "dtype": dtype}:
-            tensors.append(torch.empty(shape, dtype=getattr(torch, dtype)))
+        case {"tensor": _, "shape": shape, "dtype": dtype, "on_host": on_host}:
+            place = torch.device("cpu") if on_host else where
+            tensors.append(torch.empty(shape, dtype=getattr(torch, dtype), device=place))
             return tensors[-1]
         case {"value": value}:
             return value
         case {"dict": items}:
-            return {decode(key, tensors): decode(item, tensors) for key, item in items}
+            return {decode(key, tensors, where): decode(item, tensors, where) for key, item in items}
         case {"tuple": items}:
-            return tuple(decode(item, tensors) for item in items)
+            return tuple(decode(item, tensors, where) for item in items)
         case _:
-            return [decode(item, tensors) for item in code["list"]]
+            return [decode(item, tensors, where) for item in code["list"]]

@@ -12,6 +12,7 @@ import torch
 
 from poseidon.engine.device import Device
 from poseidon.engine.exchange import Exchange
+from poseidon.engine.gradients import Merged
 from poseidon.errors import OutOfStepError
 from poseidon.planning import Book
 from poseidon.schemes import SFB, Context, Contribution, Share, make_scheme
@@ -127,7 +128,13 @@ class Syncers:
         self._schemes[header.unit].on_message(header, payload)
 
     def _finished(self, round_: int, unit: int, result: Any) -> None:
-        self._device.to_device(self._foreign_bytes(unit, result), partial(self._done.put, (round_, unit, result)))
+        nbytes, merged = self._foreign_bytes(unit, result), self.book.units[unit].merged
+        if self.book.units[unit].scheme == "rows":  # which are put together on the host, where they are
+            self._device.to_device(None, nbytes, lambda _: self._done.put((round_, unit, result, None)))
+            return
+        # Flags are read here, before they move: looking at them on a device would make everything wait for it.
+        flags = result[-len(self.book.units[unit].params) :].tolist() if merged and result is not None else None
+        self._device.to_device(result, nbytes, lambda there: self._done.put((round_, unit, there, flags)))
 
     def _foreign_bytes(self, unit: int, result: Any) -> int:
         """Of a result, what has come from elsewhere."""
@@ -178,13 +185,18 @@ class Syncers:
         self._rows.setdefault(round_, {})[self._exchange.rank] = contribution.rows
         self._pending[round_, unit] = None
 
-        def call() -> None:
+        def call(on_host: Contribution) -> None:
             self._begin(round_, step)
-            self._schemes[unit].contribute(round_, contribution)
+            self._schemes[unit].contribute(round_, on_host)
 
-        what = f"cannot send unit {unit} in round {round_}"
-        post = partial(self._exchange.endpoint.post, partial(self._exchange.guarded, call, what))
-        self._device.to_host(contribution.nbytes, post)
+        self._to_host(contribution, contribution.nbytes, call, f"cannot send unit {unit} in round {round_}")
+
+    def _to_host(self, value: Any, nbytes: int, call: Callable[[Any], None], what: str) -> None:
+        """Once the host has `value`, `call` gets it, in the endpoint's thread."""
+        exchange = self._exchange
+        self._device.to_host(
+            value, nbytes, lambda moved: exchange.endpoint.post(partial(exchange.guarded, partial(call, moved), what))
+        )
 
     def step_elsewhere(self, round_: int) -> int | None:
         """Training thread: optimizer steps that a rank had made which has begun this round; None if none has."""
@@ -212,20 +224,19 @@ class Syncers:
             return self._taken(item)
         return None
 
-    def _taken(self, item: tuple[int, int, Any]) -> tuple[int, int, Any]:
-        round_, unit, result = item
+    def _taken(self, item: tuple[int, int, Any, list[float] | None]) -> tuple[int, int, Any]:
+        round_, unit, moved, flags = item
+        result = self._device.received(moved)
         if not isinstance(result, Share):  # else the whole comes later
             self._pending.pop((round_, unit))
-        return item
+        return round_, unit, result if flags is None else Merged(result, flags)
 
     def share(self, round_: int, unit: int, rows: range, values: torch.Tensor) -> None:
         """Training thread: of a :class:`Share`, what this rank has multiplied out."""
         scheme = self._schemes[unit]
         assert isinstance(scheme, SFB)
-        call = partial(scheme.share, round_, rows.start, values)
-        what = f"cannot share unit {unit} in round {round_}"
-        post = partial(self._exchange.endpoint.post, partial(self._exchange.guarded, call, what))
-        self._device.to_host(values.nbytes, post)
+        call = partial(scheme.share, round_, rows.start)
+        self._to_host(values, values.nbytes, call, f"cannot share unit {unit} in round {round_}")
 
     @property
     def oldest(self) -> int | None:

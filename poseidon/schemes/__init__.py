@@ -6,7 +6,7 @@ from poseidon.schemes.average import accumulator_dtype, depth_of
 from poseidon.schemes.base import Context, Contribution, Scheme, Share, Touched
 from poseidon.schemes.memory import raw, storage_order
 from poseidon.schemes.ps import PS
-from poseidon.schemes.rows import Rows, combine, merge
+from poseidon.schemes.rows import Rows, combine, merge, sum_rows
 from poseidon.schemes.sfb import SFB, reconstruct
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "raw",
     "reconstruct",
     "storage_order",
+    "sum_rows",
 ]
 
 

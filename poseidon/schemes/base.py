@@ -46,6 +46,7 @@ class Contribution:
         factors: [k * (M + N)] u (k x M), then v (k x N), flattened, or None.
         k: rows of the factors.
         touched: an embedding's rows, or None. None of the three: no gradient here.
+        origin: of one that was copied to the host, itself as the device has it.
     """
 
     rows: int
@@ -53,6 +54,7 @@ class Contribution:
     factors: torch.Tensor | None = None
     k: int = 0
     touched: Touched | None = None
+    origin: Contribution | None = None
 
     @property
     def nbytes(self) -> int:

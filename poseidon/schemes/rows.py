@@ -135,11 +135,15 @@ def merge(parts: Sequence[Touched], *, divide: bool = False) -> Touched:
             return Touched(indices, values, counts, uses, strided)
         values = values / _totals(indices, counts, uses).to(values.dtype).unsqueeze(1)
     distinct, place = torch.unique(indices, return_inverse=True)
-    return Touched(
-        distinct,
-        torch.zeros(len(distinct), values.shape[1], dtype=values.dtype).index_add_(0, place, values),
-        strided=strided,
-    )
+    return Touched(distinct, sum_rows(values, place, len(distinct)), strided=strided)
+
+
+def sum_rows(values: torch.Tensor, place: torch.Tensor, n: int) -> torch.Tensor:
+    """[n, D]: row i is the sum of those of `values`, [k, D], whose `place`, [k], is i; in the same order every time."""
+    if values.is_cuda:  # where index_add_ adds in any order; this sorts first
+        result: torch.Tensor = torch.ops.aten.embedding_dense_backward(values, place, n, -1, False)
+        return result
+    return values.new_zeros(n, values.shape[1]).index_add_(0, place, values)
 
 
 def _or_zero(column: torch.Tensor | None, part: Touched) -> torch.Tensor:
@@ -150,4 +154,4 @@ def _totals(indices: torch.Tensor, counts: torch.Tensor, uses: torch.Tensor) -> 
     """By row, what it is to be divided by: 1 where it was not counted."""
     keys = torch.stack([uses, counts.sign(), indices])
     distinct, place = torch.unique(keys, dim=1, return_inverse=True)
-    return torch.zeros(distinct.shape[1], dtype=torch.int64).index_add_(0, place, counts)[place].clamp(min=1)
+    return torch.zeros_like(distinct[0]).index_add_(0, place, counts)[place].clamp(min=1)

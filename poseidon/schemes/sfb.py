@@ -128,7 +128,7 @@ def reconstruct(
 
     One multiplication of the concatenated factors, then dense parts: the same operations on the same bytes
     on every rank, hence the same bits. Factors narrower than `dtype` (autocast) are multiplied as they are,
-    as one process under autocast would.
+    as one process under autocast would. Where all tensors are on one device, there it is done.
     """
     m, n = shape
     wanted = range(m) if rows is None else rows
@@ -140,7 +140,7 @@ def reconstruct(
     if factored and not dense:
         return _multiply(factored, m, n, wanted).to(dtype)
     wide = accumulator_dtype(dtype)
-    result = _multiply(factored, m, n, wanted).to(wide) if factored else torch.zeros(len(wanted), n, dtype=wide)
+    result = _multiply(factored, m, n, wanted).to(wide) if factored else torch.zeros_like(dense[0][0], dtype=wide)
     for part, weight in dense:
         result.add_(part.to(wide), alpha=weight)
     return result.to(dtype)
@@ -148,8 +148,9 @@ def reconstruct(
 
 def _multiply(parts: Sequence[tuple[Contribution, float]], m: int, n: int, wanted: range) -> torch.Tensor:
     k = sum(c.k for c, _ in parts)
-    kind = parts[0][0].factors.dtype  # type: ignore[union-attr]
-    u, v = torch.empty(k, len(wanted), dtype=kind), torch.empty(k, n, dtype=kind)
+    first = parts[0][0].factors
+    assert first is not None
+    u, v = first.new_empty(k, len(wanted)), first.new_empty(k, n)
     row = 0
     for c, weight in parts:
         assert c.factors is not None

@@ -162,17 +162,17 @@ class Emulated(Host):
         self.bytes = {"to host": 0, "summed": 0, "to device": 0}
         self._engine = ThreadPoolExecutor(1)
 
-    def to_host(self, nbytes: int, then: Callable[[], None]) -> None:
+    def to_host(self, value: Any, nbytes: int, then: Callable[[Any], None]) -> None:
         self.bytes["to host"] += nbytes
-        self._engine.submit(then)
+        self._engine.submit(then, value)
 
     def summed(self, nbytes: int, then: Callable[[], None], post: Any) -> None:
         self.bytes["summed"] += nbytes
         then()
 
-    def to_device(self, nbytes: int, then: Callable[[], None]) -> None:
+    def to_device(self, value: Any, nbytes: int, then: Callable[[Any], None]) -> None:
         self.bytes["to device"] += nbytes
-        then()
+        then(value)
 
 
 def on_an_emulated_accelerator(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""On GPUs, one for each of two ranks, where there are two; the same script on the CPU where there are none."""
+"""Two ranks on GPUs, where there are some; the same scripts on the CPU in any case, so that they are known to run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.api.cuda_cases import CASES, COMMS, NARROW
 from tests.api.test_processes import run_script
 
+gpu = pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a GPU, which both ranks share")
 gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs, one for each rank")
 
 SYNCHRONISED = """
@@ -53,3 +55,44 @@ def test_synchronised_batch_norm_equals_one_process(tmp_path: Path, device: str,
     output, ok, reason = run_script(tmp_path, SYNCHRONISED.format(device=device, of_torch=of_torch))
     assert ok, f"{reason}\n{output}"
     assert f"SAME on {device}" in output
+
+
+OURS = """
+import poseidon
+from tests.api import cuda_cases
+
+session = poseidon.init(timeout=60, device={device!r})
+cuda_cases.check_all(session)
+session.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=gpu), pytest.param("cuda", marks=gpus)])
+def test_our_own_comms_equal_one_process(tmp_path: Path, device: str) -> None:
+    """Also that nothing waits for the device in a step, where there is one."""
+    output, ok, reason = run_script(tmp_path, OURS.format(device=device))
+    assert ok, f"{reason}\n{output}"
+    assert f"SAME {len(COMMS) * len({**CASES, **NARROW})} on {device.partition(':')[0]}" in output
+
+
+BACKEND = """
+import torch.distributed as dist
+import poseidon
+
+session = poseidon.init(timeout=60, device={device!r})
+print("BY", dist.get_backend(), flush=True)
+session.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [("cpu", "gloo"), pytest.param("cuda:0", "gloo", marks=gpu), pytest.param("cuda", "nccl", marks=gpus)],
+)
+def test_ranks_on_one_gpu_take_gloo(tmp_path: Path, device: str, backend: str) -> None:
+    output, ok, reason = run_script(tmp_path, BACKEND.format(device=device))
+    assert ok, f"{reason}\n{output}"
+    assert output.count(f"BY {backend}") == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,14 +29,14 @@ class Slow(Host):
         self.ends: dict[str, Callable[[], None]] = {}
         self.reduced = threading.Event()
 
-    def to_host(self, nbytes: int, then: Callable[[], None]) -> None:
-        self.ends["to host"] = then
+    def to_host(self, value: Any, nbytes: int, then: Callable[[Any], None]) -> None:
+        self.ends["to host"] = partial(then, value)
 
     def summed(self, nbytes: int, then: Callable[[], None], post: Any) -> None:
         self.ends["summed"] = then
 
-    def to_device(self, nbytes: int, then: Callable[[], None]) -> None:
-        self.ends["to device"] = then
+    def to_device(self, value: Any, nbytes: int, then: Callable[[Any], None]) -> None:
+        self.ends["to device"] = partial(then, value)
         self.reduced.set()
 
 

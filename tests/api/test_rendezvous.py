@@ -8,12 +8,13 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from poseidon.api import rendezvous
+from poseidon.api import rendezvous, start
 from poseidon.api.env import JobEnv
 from poseidon.errors import PeerLostError, PoseidonError, UserError
 from poseidon.transport import ZmqEndpoint
@@ -158,3 +159,56 @@ def test_a_name_that_means_loopback_here_is_no_address_for_others(monkeypatch):
 def test_a_name_without_an_address():
     with pytest.raises(UserError, match=r"MASTER_ADDR=nowhere\.invalid cannot be reached"):
         rendezvous.mesh(JobEnv(0, 2, 0, 1, "nowhere.invalid", 1234), "curve")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nccl", "wanted"),
+    [
+        (["", ""], True, "gloo"),
+        (["a", "b"], True, "nccl"),
+        (["a", "a"], True, "gloo"),  # two ranks on one GPU
+        (["a", ""], True, "gloo"),
+        (["a", "b"], False, "gloo"),
+    ],
+)
+def test_nccl_is_for_ranks_with_a_gpu_each(gpus, nccl, wanted, monkeypatch):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
+    assert rendezvous._backend(gpus) == wanted
+
+
+def test_ranks_tell_their_gpus_before_they_choose(monkeypatch):
+    """By what they are, not by number: each process may see but one, number 0."""
+    threads = threading.local()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=threads.gpu))
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    chosen: list[str] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: chosen.append(backend))
+    store = dist.HashStore()
+    monkeypatch.setattr(rendezvous, "_own_store", lambda job, timeout: store)
+
+    def body(rank: int) -> None:
+        threads.gpu = f"GPU-{rank}"
+        rendezvous._init(JobEnv(rank, 2, store_fd=0), torch.device("cuda", 0), timedelta(seconds=LIMIT))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(body, range(2)))
+    assert chosen == ["nccl", "nccl"]
+
+
+def test_a_ranks_device(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    current = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert [start._device(None, JobEnv(rank, 4, rank, 4)).index for rank in range(4)] == [0, 1, 0, 1]
+    assert start._device("cuda", JobEnv(3, 4, 3, 4)) == torch.device("cuda", 1)
+    assert start._device("cuda:0", JobEnv(3, 4, 3, 4)) == torch.device("cuda", 0)
+    assert start._device("cpu", JobEnv(3, 4, 3, 4)) == torch.device("cpu")
+    assert [place.index for place in current] == [0, 1, 0, 1, 1, 0]
+    with pytest.raises(UserError, match="device=cuda:2: torch sees 2 CUDA devices here, from 0 on"):
+        start._device("cuda:2", JobEnv(0, 1))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="device=cuda: torch sees no CUDA device here; take device=cpu"):
+        start._device("cuda", JobEnv(0, 1))
+    assert start._device(None, JobEnv(0, 1)) == torch.device("cpu")

@@ -82,7 +82,6 @@ MISTAKES = [
     (["trainer.accumulate=33"], ["trainer.accumulate=33: must be at most trainer.batch_size=32"]),
     (["comm=ddp", "comm.overlap=none"], ["comm.overlap=none: comm=ddp always overlaps"]),
     (["comm=fsdp", "comm.overlap=none"], ["comm.overlap=none: comm=fsdp always overlaps"]),
-    (["device=cuda", "comm=ps"], ["device=cuda: comm=ps trains on the CPU; take comm=ddp"]),
     (["schedule=cosine", "trainer.epochs=null", "trainer.iterations=9"], ["schedule.T_max: follows trainer.epochs"]),
     (["dataset=digits"], ["model: lenet needs images of at least 15x15", "8x8"]),
     (["trainer.resume=nowhere.pt"], ["trainer.resume: there is no file", "nowhere.pt"]),

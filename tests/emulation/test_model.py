@@ -162,14 +162,14 @@ def test_factors_have_exactly_their_share_of_non_zeros_and_their_product_is_char
     def body(session: Session) -> None:
         session.accelerator = accelerator
         session.distribute(model, EmulatedOptimizer(model.parameters(), accelerator), comm="sfb", sizes=sizes)
-        gather = session._engines()[0]._gradients.contribution
+        gather = session._engines()[0].plan.gradients.contribution
 
         def watch(unit, round_, rows):  # type: ignore[no-untyped-def]
             contribution = gather(unit, round_, rows)
             seen[unit.shape] = contribution.factors
             return contribution
 
-        session._engines()[0]._gradients.contribution = watch  # type: ignore[method-assign]
+        session._engines()[0].plan.gradients.contribution = watch  # type: ignore[method-assign]
         model(torch.zeros(ROWS)).backward()
 
     run_ranks(1, body)

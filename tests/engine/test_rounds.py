@@ -319,7 +319,7 @@ def test_rows_are_those_of_the_backward_pass(comm: str, step: Step) -> None:
 
 def test_ranks_that_round_differently_are_named_once(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     threads = threading.local()
-    monkeypatch.setattr(start, "_probe", lambda: threads.probe)
+    monkeypatch.setattr(start, "_probe", lambda where: threads.probe)
 
     def body(session: Session) -> None:
         threads.probe = "other" if session.rank == 2 else "same"

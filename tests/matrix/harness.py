@@ -77,14 +77,14 @@ class Case:
 
 
 def assert_equals_one_process(
-    case: Case, comm: str, sizes: list[int], devices: Sequence[int] = (), servers: Servers = None
+    case: Case, comm: str, sizes: list[int], devices: Sequence[int] = (), servers: Servers = None, **options: Any
 ) -> list[dict[str, Any]]:
-    """Gradients of every step, replicas bit for bit. Returns each rank's report."""
+    """Gradients of every step, replicas bit for bit. Returns each rank's report. `options`: of run_ranks."""
     base = build(case)
     reference = copy.deepcopy(base)
     trained, optimizer = case.after(reference), case.optimizer(reference)
     want = [gradients(case, trained, optimizer, *case.data(number, sum(sizes)), None) for number in range(case.steps)]
-    ranks = on_ranks(case, base, comm, sizes, devices, servers)
+    ranks = on_ranks(case, base, comm, sizes, devices, servers, **options)
     for seen, _ in ranks:
         for got, expected in zip(seen, want, strict=True):
             assert_exact(got, expected)
@@ -119,13 +119,20 @@ def build(case: Case) -> nn.Module:
 
 
 def on_ranks(
-    case: Case, base: nn.Module, comm: str, sizes: list[int], devices: Sequence[int] = (), servers: Servers = None
+    case: Case,
+    base: nn.Module,
+    comm: str,
+    sizes: list[int],
+    devices: Sequence[int] = (),
+    servers: Servers = None,
+    **options: Any,
 ) -> list[tuple[list[Any], dict[str, Any]]]:
     """Of each rank: gradients of every step, and its report. Replicas are equal bit for bit.
 
     Args:
         devices: ranks per node.
         servers: as in Topology.of.
+        options: of run_ranks.
     """
 
     def body(session: Session) -> tuple[list[Any], str, dict[str, Any]]:
@@ -140,7 +147,7 @@ def on_ranks(
         session.synchronize()
         return seen, session.digest(model), session.report(model)
 
-    ranks = run_ranks(len(sizes), body, devices=devices, servers=servers)
+    ranks = run_ranks(len(sizes), body, devices=devices, servers=servers, **options)
     assert len({digest for _, digest, _ in ranks}) == 1
     return [(seen, report) for seen, _, report in ranks]
 

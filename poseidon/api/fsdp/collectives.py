@@ -100,10 +100,10 @@ class _ReduceScatter(_Buffers, ReduceScatter):
                 accelerator.summed(others, summed, lambda then: then())
 
         def summed() -> None:
-            accelerator.to_device(output_tensor.nbytes, lambda: done.set_result(None))
+            accelerator.to_device(None, output_tensor.nbytes, done.set_result)
 
         self._collectives.add(done)
-        accelerator.to_host(input_tensor.nbytes, exchange)
+        accelerator.to_host(None, input_tensor.nbytes, lambda _: exchange())
         if any(p.grad is not None or p._post_accumulate_grad_hooks for p in self._parts):
             self._collectives.wait()  # FSDP adds to them, or tells of them, when this returns
 
@@ -126,9 +126,9 @@ class _AllGather(_Buffers, AllGather):
             except RuntimeError as error:
                 done.set_exception(error)
             else:
-                accelerator.to_device(output_tensor.nbytes - input_tensor.nbytes, lambda: done.set_result(None))
+                accelerator.to_device(None, output_tensor.nbytes - input_tensor.nbytes, done.set_result)
 
-        accelerator.to_host(input_tensor.nbytes, gather)
+        accelerator.to_host(None, input_tensor.nbytes, lambda _: gather())
         work = _Gathering(done, accelerator)
         if async_op:
             return work
