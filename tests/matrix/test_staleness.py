@@ -15,6 +15,7 @@ from torch import nn
 
 from poseidon.api import Session
 from poseidon.engine import Engine
+from tests.copies import LateCopies
 from tests.engine.nets import grads
 from tests.matrix.harness import Case, build, dense, share, tokens, vectors
 from tests.ranks import run_ranks
@@ -160,6 +161,8 @@ def test_fixed_equals_one_process(comm: str, staleness: int) -> None:
         ("ps", {"servers": 2}),
         ("sfb", {"servers": [1]}),
         ("hybrid", {"servers": 1}),
+        ("ps", {"copies": LateCopies}),
+        ("hybrid", {"copies": LateCopies}),
     ],
     ids=str,
 )
