@@ -170,7 +170,7 @@ class Session:
             options = Options(comm, overlap, rows, kv_bytes, merge_bytes, staleness, staleness_mode)
             here = self._job.local_world_size
             sync = Engine(model, optimizers, self._exchange, index, options, self.accelerator, here, sizes)
-            sync.meet = self._meet
+            sync.stepping.meet = self._meet
         if sync is not None:
             weigh(model, sync.rows_now if isinstance(sync, Engine) else lambda: (1, True))
         self._models.append(_Distributed(model, comm, index, sync))
@@ -292,7 +292,7 @@ class Session:
         for engine in self._engines():
             engine.buffers.pause()  # another rank may want them before it comes here
         check = {} if self._exchange is None else {"check": self._exchange.check_for}
-        mine = [value, [[engine.round, engine.steps] for engine in self._engines()]]
+        mine = [value, [[engine.round, engine.stepping.count] for engine in self._engines()]]
         everyone = rendezvous.gather(self._store, self._job, self._gathers, mine, self.timeout, **check)
         return [theirs for theirs, _ in everyone]
 
@@ -305,8 +305,8 @@ class Session:
                 if engine.awaits is not None and closed <= engine.awaits:
                     return (
                         f"is in session.gather() (a barrier, an evaluation ...) after {steps} optimizer steps, rank "
-                        f"{self.rank} is at step {engine.steps + 1}: every rank must make the same number of backward "
-                        f"passes and steps (or leave by session.join())"
+                        f"{self.rank} is at step {engine.stepping.count + 1}: every rank must make the same number of "
+                        f"backward passes and steps (or leave by session.join())"
                     )
         return None
 

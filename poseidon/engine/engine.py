@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +41,8 @@ from poseidon.engine.plan import Options, Plan
 from poseidon.engine.staleness import Staleness
 from poseidon.engine.start import agree, manifest
 from poseidon.engine.state import share_state
-from poseidon.engine.steps import holds, watch, within
+from poseidon.engine.stepping import Stepping
+from poseidon.engine.steps import holds
 from poseidon.errors import PoseidonError, UserError
 from poseidon.planning import Decision, FactorSize, compulsory, decide
 from poseidon.schemes import Share
@@ -87,14 +87,11 @@ class Engine:
         self._sync = True
         self._accumulates = False  # are gradients being made for the next step? Of interest where they may be stale
         self._absent = False  # has this rank left the training loop, and goes along with the others' rounds only?
-        self.steps = 0  # optimizer steps begun
-        self._stepped: set[int] | None = None  # optimizers that stepped since the last round closed; None: all
-        self.meet: Callable[[torch.optim.Optimizer], None] | None = None  # called before every step
-        self._warned_inside = False
+        self.stepping = Stepping(exchange.rank, self._concerned, self._begin_step)
         self._stale: Staleness | None = None
         if options.staleness:
-            fixed, inner = options.staleness_mode == "fixed", partial(within, self._concerned)
-            self._stale = Staleness(exchange, options.staleness, fixed, self._take, inner)
+            fixed = options.staleness_mode == "fixed"
+            self._stale = Staleness(exchange, options.staleness, fixed, self._take, self.stepping)
         self._optimizers = optimizers
         agree(exchange, index, manifest(model, vars(options), optimizers), self._device.where)
         if self._device.has_values:
@@ -104,7 +101,7 @@ class Engine:
         self._undo: list[Callable[[], None]] = []
         self._bell: Callable[[], None] | None = None
         self._read_model(0)
-        self._unwatch = watch(Hook(self._before_step))
+        self.stepping.watch()
 
     @property
     def awaits(self) -> int | None:
@@ -337,7 +334,7 @@ class Engine:
             self._exchange.fail(error)
             raise
         if whole and self.options.overlap != "none" and not self._step_rows.waits():
-            self._out.send(self.steps, absent=self._absent)
+            self._out.send(self.stepping.count, absent=self._absent)
 
     def _end(self) -> None:
         """End of the outermost backward pass."""
@@ -351,46 +348,18 @@ class Engine:
         known = any(optimizer is one for one in self._optimizers) or holds(optimizer, self._by_id)
         return known or holds(optimizer, self._agreed.ids())  # not seen in a forward pass yet
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Of any optimizer, perhaps one that was made after distribute()."""
-        if self._stale is not None and self._stale.applying:
-            return
-        if not self._concerned(optimizer) or within(self._concerned):
-            return
-        if torch._C._current_graph_task_id() != -1:
-            self._warn_inside(optimizer)
-            return
-        if self.meet is not None:
-            self.meet(optimizer)
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None and self._none_since(optimizer):
+    def _begin_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
+        if closure is None and self.stepping.missed(optimizer, self._plan_changes):
             self._close()
         if self._stale is not None:
             self._accumulates = False
             self._stale.before_step(optimizer, closure)
-        self._stepped = {*(self._stepped or ()), id(optimizer)}
-        self.steps += 1
         self._step_rows.step_begins()
 
-    def _none_since(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Was there no backward pass since its last step (a loss that missed the model, no rows)?"""
-        if self._stepped is None:
-            self._notice_changes()
-            return True
-        if not self._stepped:
-            return False
+    def _plan_changes(self) -> bool:
         plan = self.plan
         self._notice_changes()
-        return id(optimizer) in self._stepped or self.plan is not plan  # for others than before, it is a new one
-
-    def _warn_inside(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._warned_inside and self._exchange.rank == 0:
-            log.warning(
-                "%s.step() runs inside the backward pass (a hook on parameters): gradients there are this rank's own, "
-                "not yet averaged, and replicas drift apart; step after backward()",
-                type(optimizer).__name__,
-            )
-        self._warned_inside = True
+        return self.plan is not plan
 
     def _close(self) -> None:
         """Send what has not left, wait for all results, write them to ``p.grad``."""
@@ -398,7 +367,7 @@ class Engine:
         for index in range(len(self._params)):
             if index not in self._out.final:
                 self._finalize(index)
-        self._out.send(self.steps, absent=self._absent)
+        self._out.send(self.stepping.count, absent=self._absent)
         self.buffers.pause()
         if self._stale is None:
             while plan.syncers.pending:
@@ -417,7 +386,7 @@ class Engine:
         self.buffers.round_closed()
         self._step_rows.round_closed()
         self._new_round()
-        self._stepped = set()
+        self.stepping.round_closed()
 
     def _take(self, plan: Plan) -> tuple[int, int, Any]:
         start = time.perf_counter()
@@ -485,7 +454,7 @@ class Engine:
         if step is None and not known:
             return False
         if step is not None:
-            self.steps = step
+            self.stepping.count = step
         self._absent, self._step_rows.explicit = True, 0
         for p in self._params:
             p.grad = None
@@ -504,8 +473,7 @@ class Engine:
         broadcast(exchange, index, self._next_tag(), state, "final state", source)
         self.buffers.synchronized()
         share_state(exchange, index, self._next_tag(), self._optimizers, source)
-        self.steps = steps
-        self._stepped = None
+        self.stepping.taken_over(steps)
 
     # --- what a session offers ---------------------------------------------------------------------------------
 
@@ -539,7 +507,7 @@ class Engine:
 
     def undo(self) -> None:
         """Take all hooks off; the model is plain again."""
-        self._unwatch()
+        self.stepping.unwatch()
         if self._stale is not None:
             self._stale.close()
         self._unhook()

@@ -22,7 +22,7 @@ def join(exchange: Exchange, engines: Sequence[Engine]) -> None:
         PeerLostError: a rank was lost, or left without this.
     """
     news: SimpleQueue[Any] = SimpleQueue()
-    mine = [[engine.round, engine.steps] for engine in engines]
+    mine = [[engine.round, engine.stepping.count] for engine in engines]
     through = {exchange.rank: mine}
     exchange.watch(news)
     exchange.collect(news, 0, TAG_THROUGH)

@@ -30,6 +30,7 @@ from poseidon.engine.backward import Hook
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.plan import Plan
 from poseidon.engine.settings import Settings
+from poseidon.engine.stepping import Stepping
 from poseidon.errors import UserError
 
 Item = tuple[int, int, Any]
@@ -68,7 +69,7 @@ class Staleness:
         bound: s.
         fixed: apply what the bound demands and no more, however much is complete.
         take: waits for a plan's next result.
-        inner: is the step that ends a part of another one?
+        stepping: notices the user's steps, and is told of our own.
     """
 
     def __init__(
@@ -77,12 +78,11 @@ class Staleness:
         bound: int,
         fixed: bool,
         take: Callable[[Plan], Item],
-        inner: Callable[[], bool],
+        stepping: Stepping,
     ) -> None:
-        self._exchange, self._take, self._inner = exchange, take, inner
+        self._exchange, self._take, self._stepping = exchange, take, stepping
         self._bound, self._fixed = bound, fixed
         self.applied = -1  # c
-        self.applying = False  # is this a step of our own?
         self._late: deque[Late] = deque()
         self._due: list[Late] = []  # what the next step applies
         self._optimizer: torch.optim.Optimizer | None = None
@@ -181,7 +181,7 @@ class Staleness:
         self._enter(due[-1])
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.applying or self._inner():
+        if self._stepping.ours or self._stepping.inner():
             return
         if self._late and self._late[0].round == self.applied:
             self._leave()
@@ -216,11 +216,11 @@ class Staleness:
         assert self._optimizer is not None
         late.write()
         self._enter(late)
-        self.applying = True
+        self._stepping.ours = True
         try:
             self._optimizer.step()
         finally:
-            self.applying = False
+            self._stepping.ours = False
         self._leave()
         self._late.popleft()
 

@@ -107,7 +107,7 @@ def test_whoever_steps(name: str, distributed: bool, comm: str) -> None:
         session.distribute(model, optimizer if distributed else sgd(model), comm=comm)  # type: ignore[arg-type]
         train(model, optimizer, session)
         (engine,) = session._engines()
-        return values(model), session.digest(model), engine.round, engine.steps
+        return values(model), session.digest(model), engine.round, engine.stepping.count
 
     alone = copy.deepcopy(BASE)
     train(alone, OPTIMIZERS[name](alone), None)
