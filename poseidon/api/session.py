@@ -168,13 +168,19 @@ class Session:
             sync = FSDP(model, optimizers, self.device, merge_bytes, self.accelerator)
         elif self._exchange is not None:
             options = Options(comm, overlap, rows, kv_bytes, merge_bytes, staleness, staleness_mode)
-            here = self._job.local_world_size
-            sync = Engine(model, optimizers, self._exchange, index, options, self.accelerator, here, sizes)
+            device, here = self._accelerator_of(model), self._job.local_world_size
+            sync = Engine(model, optimizers, self._exchange, index, options, device, here, sizes)
             sync.stepping.meet = self._meet
         if sync is not None:
             weigh(model, sync.rows_now if isinstance(sync, Engine) else lambda: (1, True))
         self._models.append(_Distributed(model, comm, index, sync))
         return model
+
+    def _accelerator_of(self, model: nn.Module) -> Accelerator:
+        """A model that was left on the CPU is trained there, also where the session has a GPU."""
+        if self.accelerator is self._staged and all(p.is_cpu for p in model.parameters()):
+            return Host()
+        return self.accelerator
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         """Before a step; at an optimizer's first one, all models that it is for are known."""

@@ -10,8 +10,9 @@ import torch
 class Streams:
     """Those that have made something; on the CPU none.
 
-    Autograd lets streams wait for each other where gradients pass from one to another. What passes otherwise is for us
-    to order: recorded factors, from the layer's stream to that of its weight, and gradients that leave together.
+    Autograd runs a layer's backward pass on the stream of its forward pass, and lets streams wait for each other where
+    gradients pass between them. What passes otherwise is for us to order: recorded factors, from the layer's stream to
+    that of its weight, and gradients that leave together.
     """
 
     def __init__(self) -> None:

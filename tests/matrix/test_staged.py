@@ -154,6 +154,19 @@ def test_copies_that_fail_end_the_run_for_everyone(way: str, monkeypatch: pytest
         assert text == "rank 1: copies between the device and its host failed: RuntimeError: an illegal memory access"
 
 
+def test_a_model_on_the_cpu_is_trained_there() -> None:
+    def body(session: Session) -> str:
+        session._staged = session.accelerator  # type: ignore[assignment]
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session.distribute(model, optimizer)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        return session.digest(model)
+
+    assert len(set(run_ranks(2, body, copies=NoCopies))) == 1
+
+
 def test_a_model_elsewhere_is_refused() -> None:
     def body(session: Session) -> None:
         model = nn.Linear(2, 2, device="meta")
