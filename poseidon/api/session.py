@@ -241,6 +241,8 @@ class Session:
         """
         self._check_open()
         for entry in self._models:
+            if not self.accelerator.has_values and not isinstance(entry.sync, Downpour):
+                continue  # there is nothing to take; pushes are to be waited for all the same
             if isinstance(entry.sync, Engine):
                 entry.sync.sync_buffers()
             elif entry.sync is not None:

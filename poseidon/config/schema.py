@@ -22,6 +22,7 @@ class Comm(Choice):
     sfb = "sfb"
     hybrid = "hybrid"
     project_adam = "project_adam"
+    downpour = "downpour"
     ddp = "ddp"
     fsdp = "fsdp"
 

@@ -144,6 +144,7 @@ class Trainer:
             clip_norm=trainer.clip_norm,
             autocast=context,
             plain_mean=self._reducer_is_torchs,
+            clip_own=config.comm.name is Comm.downpour,
         )
         self._outcome = Outcome(self.position, IterationClock(config.cluster.time_dilation))
 
