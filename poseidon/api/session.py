@@ -96,8 +96,8 @@ class Session:
         """Make a plain model and its optimizer (or several) data-parallel, in place. Collective.
 
         Afterwards every rank has rank 0's parameters and buffers, and ``loss.backward()`` leaves the global
-        gradient in ``p.grad``: the average over all rows of all ranks, sum over r of (n_r / N) g_r. At world
-        size 1 no hook is installed.
+        gradient in ``p.grad``: the average over all rows of all ranks, sum over r of (n_r / N) g_r (under "downpour" the
+        rank's own). At world size 1 no hook is installed.
 
         Args:
             comm: ``hybrid``: per layer, whichever moves fewer floats of ``ps`` (sharded parameter server) and
