@@ -95,9 +95,9 @@ class Session:
     ) -> nn.Module:
         """Make a plain model and its optimizer (or several) data-parallel, in place. Collective.
 
-        Afterwards every rank has rank 0's parameters and buffers, and ``loss.backward()`` leaves the global
-        gradient in ``p.grad``: the average over all rows of all ranks, sum over r of (n_r / N) g_r (under "downpour" the
-        rank's own). At world size 1 no hook is installed.
+        Afterwards every rank has rank 0's parameters and buffers, and ``loss.backward()`` leaves the global gradient in
+        ``p.grad``: the average over all rows of all ranks, sum over r of (n_r / N) g_r (under "downpour" the rank's
+        own). At world size 1 no hook is installed.
 
         Args:
             comm: ``hybrid``: per layer, whichever moves fewer floats of ``ps`` (sharded parameter server) and
@@ -155,10 +155,9 @@ class Session:
             sync = FSDP(model, optimizers, self.device, merge_bytes, self.accelerator)
         elif self._exchange is not None:
             options = Options(comm, overlap, rows, kv_bytes, merge_bytes)
-            if comm == "downpour":
-                sync = Downpour(model, optimizers, self._exchange, index, options, self.accelerator)
-            else:
-                sync = Engine(model, optimizers, self._exchange, index, options, self.accelerator, sizes)
+            where = (self._exchange, index, options, self.accelerator)
+            downpour = comm == "downpour"
+            sync = Downpour(model, optimizers, *where) if downpour else Engine(model, optimizers, *where, sizes)
             sync.meet = self._meet
         if sync is not None:
             weigh(model, sync.rows_now if isinstance(sync, Engine) else lambda: (1, True))
@@ -235,9 +234,9 @@ class Session:
     def synchronize(self) -> None:
         """Collective: every rank takes rank 0's buffers (batch-norm statistics).
 
-        Call it before evaluating, saving or comparing. Parameters are the same everywhere anyway; under comm="fsdp",
-        where each rank has a part of them, and comm="downpour", where they differ, all ranks have whole, equal ones and
-        the optimizer's whole state until the next optimizer step. Under "downpour" also the end of a training.
+        Call it before evaluating, saving or comparing. Parameters are the same everywhere anyway, but under "fsdp",
+        where each rank has a part, and "downpour", where they differ (call it at the end, too): then all ranks have
+        whole, equal ones and the optimizer's whole state until the next optimizer step.
         """
         self._check_open()
         for entry in self._models:

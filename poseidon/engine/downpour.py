@@ -116,7 +116,7 @@ class Downpour(Reference):
         self.meet: Callable[[torch.optim.Optimizer], None] | None = None  # called before every step
         self._steps: Counter[int] = Counter()  # by optimizer
         self._pushed = False  # since all were made alike
-        self._empty = False  # has this rank no rows in this step?
+        self._idle: set[int] = set()  # optimizers whose next step is without rows on this rank
         self._undo = [watch(Hook(self._before_step))]
         if self._valued:
             hook = Hook(self._before_save)
@@ -169,13 +169,13 @@ class Downpour(Reference):
         if settings != self._settings:  # by a schedule
             self._settings = settings
             self._pushes.configure(settings)
-        self._push(optimizer)
+        self._push(optimizer, idle=number in self._idle)
         self._pushes.fresh()
         self._steps[number] += 1
-        self._empty = False
+        self._idle.discard(number)
 
-    def _push(self, optimizer: torch.optim.Optimizer) -> None:
-        """All gradients of what it steps; they are gone then."""
+    def _push(self, optimizer: torch.optim.Optimizer, idle: bool) -> None:
+        """All gradients of what it steps, unless they are of no rows; they are gone then."""
         there: set[int] = set()
         for group in optimizer.param_groups:
             for p in group["params"]:
@@ -183,7 +183,7 @@ class Downpour(Reference):
                     there.add(self._by_id[id(p)])
                 elif p.grad is not None:
                     self._check_unknown(p)
-        for unit in () if self._empty else self.book.units:
+        for unit in () if idle else self.book.units:
             if not there.isdisjoint(unit.params):
                 self._pushed = True
                 self._pushes.push(unit, there)
@@ -254,7 +254,7 @@ class Downpour(Reference):
 
     def rows(self, n: int) -> None:
         """Only whether there are any: every push weighs 1/P."""
-        self._empty = n == 0
+        self._idle = set() if n else set(range(len(self._optimizers)))
 
     def no_sync(self) -> AbstractContextManager[Any]:
         return nullcontext()
