@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from poseidon.api.reference import Reference
 from poseidon.engine import Device
 from poseidon.engine.backward import Hook
+from poseidon.engine.reference import Reference
 from poseidon.errors import PoseidonError
 
 

@@ -15,9 +15,21 @@ from poseidon.api import rendezvous
 from poseidon.api.batchnorm import SyncBatchNorm, weigh
 from poseidon.api.ddp import DDP
 from poseidon.api.env import JobEnv
-from poseidon.api.reference import Reference
 from poseidon.api.replicas import compare_replicas
-from poseidon.engine import CudaCopies, Engine, Exchange, Host, Options, Staged, digest, join, report
+from poseidon.engine import (
+    CudaCopies,
+    Downpour,
+    Engine,
+    Exchange,
+    Host,
+    Options,
+    Reference,
+    Staged,
+    digest,
+    join,
+    report,
+    uncounted,
+)
 from poseidon.engine import Device as Accelerator
 from poseidon.engine.start import agree, manifest
 from poseidon.engine.steps import warn_of_strangers
@@ -25,14 +37,14 @@ from poseidon.errors import PoseidonError, UserError
 from poseidon.planning import FactorSize, Topology
 from poseidon.transport import MAX_PAYLOAD, Endpoint, Owner
 
-Comm = Literal["single", "ps", "sfb", "hybrid", "project_adam", "ddp", "fsdp"]
+Comm = Literal["single", "ps", "sfb", "hybrid", "project_adam", "downpour", "ddp", "fsdp"]
 _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.")
 COMMS = get_args(Comm)
 
 
 @dataclass
 class _Distributed:
-    """A model of this session, and what synchronises it: an engine, PyTorch, or nothing (world size 1)."""
+    """A model of this session, and what synchronises it: an engine, another in its place, or nothing (one rank)."""
 
     model: nn.Module
     comm: str
@@ -102,15 +114,16 @@ class Session:
     ) -> nn.Module:
         """Make a plain model and its optimizer (or several) data-parallel, in place. Collective.
 
-        Afterwards every rank has rank 0's parameters and buffers, and ``loss.backward()`` leaves the global
-        gradient in ``p.grad``: the average over all rows of all ranks, sum over r of (n_r / N) g_r. At world
-        size 1 no hook is installed.
+        Afterwards every rank has rank 0's parameters and buffers, and ``loss.backward()`` leaves the global gradient in
+        ``p.grad``: the average over all rows of all ranks, sum over r of (n_r / N) g_r (under "downpour" the rank's
+        own). At world size 1 no hook is installed.
 
         Args:
             comm: ``hybrid``: per layer, whichever moves fewer floats of ``ps`` (sharded parameter server) and
                 ``sfb`` (sufficient factors; Linear layers only); ``project_adam``: a baseline of the papers, a Linear
-                layer's factors to its owner, the whole matrix back to all; ``ddp``: PyTorch's own; ``fsdp``: PyTorch's
-                too, parameters and optimizer sharded; ``single``: world size 1.
+                layer's factors to its owner, the whole matrix back to all; ``downpour``: another one, asynchronous, see
+                :mod:`poseidon.engine.downpour`; ``ddp``: PyTorch's own; ``fsdp``: PyTorch's too, parameters and
+                optimizer sharded; ``single``: world size 1.
             overlap: ``backward``: a layer's gradient leaves while the layers below still compute; ``none``: all
                 communication after the backward pass.
             rule: how hybrid chooses (``paper``: P17, algorithm 1), from the rows that iteration 0 really had.
@@ -145,13 +158,17 @@ class Session:
         one_of("staleness_mode", staleness_mode, ("newest", "fixed"))
         if staleness < 0:
             raise UserError(f"staleness={staleness} must not be negative")
-        if staleness and comm in ("single", "ddp", "fsdp"):
+        if staleness and comm in ("single", "ddp", "fsdp", "downpour"):
             raise UserError(f"staleness={staleness}: comm={comm!r} has none; take ps, sfb or hybrid, or leave it at 0")
         if comm == "single" and self.world_size > 1:
             raise UserError(f"comm='single' is one process without an engine, but this job has {self.world_size} ranks")
         if any(entry.model is model for entry in self._models):
             raise UserError("this model is distributed already: call session.undistribute(model) first")
         _refuse_wrapped(model)
+        if comm == "downpour" and any(isinstance(module, SyncBatchNorm) for module in model.modules()):
+            raise UserError(
+                "comm='downpour' lets ranks run apart, which synchronised batch-norm cannot: leave sync_batchnorm() out"
+            )
         optimizers = _optimizers(optimizer)
         index = self._distributed_so_far
         self._distributed_so_far += 1
@@ -169,8 +186,12 @@ class Session:
         elif self._exchange is not None:
             options = Options(comm, overlap, rows, kv_bytes, merge_bytes, staleness, staleness_mode)
             device, here = self._accelerator_of(model), self._job.local_world_size
-            sync = Engine(model, optimizers, self._exchange, index, options, device, here, sizes)
-            sync.stepping.meet = self._meet
+            if comm == "downpour":
+                sync = Downpour(model, optimizers, self._exchange, index, options, device)
+                sync.meet = self._meet
+            else:
+                sync = Engine(model, optimizers, self._exchange, index, options, device, here, sizes)
+                sync.stepping.meet = self._meet
         if sync is not None:
             weigh(model, sync.rows_now if isinstance(sync, Engine) else lambda: (1, True))
         self._models.append(_Distributed(model, comm, index, sync))
@@ -189,7 +210,7 @@ class Session:
             warn_of_strangers(optimizer, [entry.model for entry in self._models])
 
     def undistribute(self, model: nn.Module) -> None:
-        """Take every hook off `model`: it is plain again. Under comm="fsdp" collective."""
+        """Take every hook off `model`: it is plain again. Under comm="fsdp" and "downpour" collective."""
         entry = self._entry(model)
         if isinstance(entry.sync, Engine):
             entry.sync.drain()
@@ -207,8 +228,9 @@ class Session:
         """
         if n < 0:
             raise UserError(f"session.rows({n}): must not be negative")
-        for engine in self._engines():
-            engine.rows(n)
+        for entry in self._models:
+            if entry.sync is not None:
+                entry.sync.rows(n)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -231,14 +253,15 @@ class Session:
         optimizer state of the rank that made most steps. No other collective call may stand inside the block.
 
         Raises:
-            UserError: a model goes by comm="ddp" (PyTorch has ``torch.distributed.algorithms.Join`` for it) or
-                comm="fsdp", has synchronised batch-norm, or trains with staleness.
+            UserError: a model goes by comm="ddp" (PyTorch has ``torch.distributed.algorithms.Join`` for it), "fsdp" or
+                "downpour" (where ranks may make as many steps as they like), has synchronised batch-norm, or trains
+                with staleness.
         """
         for entry in self._models:
             if isinstance(entry.sync, Reference):
                 raise UserError(
-                    f"session.join() is not for PyTorch's own; a model of this session goes by comm={entry.comm!r}: "
-                    "take ps, sfb or hybrid, or leave join() out and give all ranks the same number of steps"
+                    "session.join() is neither for PyTorch's own nor for downpour; a model of this session goes by "
+                    f"comm={entry.comm!r}: take ps, sfb or hybrid, or leave join() out"
                 )
         if any(isinstance(m, SyncBatchNorm) for entry in self._models for m in entry.model.modules()):
             raise UserError(
@@ -270,13 +293,15 @@ class Session:
     def synchronize(self) -> None:
         """Collective: every rank takes rank 0's buffers (batch-norm statistics).
 
-        Call it before evaluating, saving or comparing. Parameters are the same everywhere anyway; with staleness, where
-        some averages may not be applied yet, all are now; under comm="fsdp",
-        where each rank has a part of them, all ranks have whole ones and the optimizer's whole state until the next
-        optimizer step.
+        Call it before evaluating, saving or comparing. Parameters are the same everywhere anyway, but with staleness,
+        where some averages may not be applied yet, under "fsdp", where each rank has a part, and under "downpour",
+        where they differ (call it at the end, too): then all ranks have whole, equal ones and the optimizer's whole
+        state until the next optimizer step.
         """
         self._check_open()
         for entry in self._models:
+            if not self.accelerator.has_values and not isinstance(entry.sync, Downpour):
+                continue  # there is nothing to take; pushes are to be waited for all the same
             if isinstance(entry.sync, Engine):
                 entry.sync.drain()
                 entry.sync.sync_buffers()
@@ -339,7 +364,7 @@ class Session:
     def digest(self, model: nn.Module) -> str:
         """sha256 of this rank's parameters and of rank 0's buffers: equal on all ranks between the same steps.
 
-        Under comm="fsdp" collective, and of this rank's buffers.
+        Under comm="fsdp" and "downpour" collective, and of this rank's buffers.
         """
         with contextlib.ExitStack() as stack:
             for entry in self._models:
@@ -354,29 +379,15 @@ class Session:
     def report(self, model: nn.Module) -> dict[str, Any]:
         """This rank's plan, schemes, bytes and stall time as plain data."""
         entry = self._entry(model)
-        if isinstance(entry.sync, Engine) and self._exchange is not None:
+        if isinstance(entry.sync, (Engine, Downpour)) and self._exchange is not None:
             return report(entry.sync, self._exchange, entry.index)
-        layers = {name.rpartition(".")[0] or "(root)" for name, p in model.named_parameters() if p.requires_grad}
-        planned, scheme = (entry.sync.bytes, entry.comm) if isinstance(entry.sync, Reference) else (0.0, "none")
-        return {
-            "schemes": dict.fromkeys(sorted(layers), scheme),
-            "plan": [],
-            "bytes_sent_per_iteration": planned,
-            "bytes_dense_per_iteration": planned,
-            "bytes_planned_per_iteration": planned,
-            "bytes_inside_per_iteration": 0.0,
-            "bytes_inside_planned_per_iteration": 0.0,
-            "from_servers": [],
-            "bytes_source": "computed",
-            "traffic": {},
-            "stall_seconds": 0.0,
-            "strangers": {"frames": 0, "connections": 0},
-        }
+        sent, scheme = (entry.sync.bytes, entry.comm) if isinstance(entry.sync, Reference) else (0.0, "none")
+        return uncounted(model, scheme, sent)
 
     def stall_seconds(self, model: nn.Module) -> float:
-        """Seconds the training thread has waited for communication so far (iteration 0 left out)."""
+        """Seconds the training thread has waited for communication so far (an engine's iteration 0 left out)."""
         sync = self._entry(model).sync
-        return sync.stall_seconds if isinstance(sync, Engine) else 0.0
+        return sync.stall_seconds if sync is not None else 0.0
 
     def bytes_sent(self, model: nn.Module) -> int:
         """Bytes this rank has sent to other nodes so far, headers included, for all models."""

@@ -142,6 +142,11 @@ def _check_servers(config: TrainConfig) -> None:
         )
     if comm is Comm.single or comm.of_torch:
         raise UserError(f"cluster.servers={servers}: comm={comm.value} has no parameter server; leave it out")
+    if comm is Comm.downpour and count:
+        raise UserError(
+            f"cluster.servers={servers}: comm=downpour keeps its shards on worker nodes; give a list of those, or "
+            f"leave it out"
+        )
 
 
 def check_cluster(cluster: ClusterConfig) -> None:
@@ -218,10 +223,22 @@ def _check_contradictions(config: TrainConfig) -> None:
         raise UserError(
             f"comm.overlap=none: comm={comm.name.value} always overlaps; leave it at backward, or take comm=ps"
         )
-    if comm.name.of_torch and comm.staleness:
+    if (comm.name.of_torch or comm.name is Comm.downpour) and comm.staleness:
         raise UserError(
             f"comm.staleness={comm.staleness}: comm={comm.name.value} has none; leave it at 0, or take comm=hybrid"
         )
+    if comm.name is Comm.downpour and comm.overlap is Overlap.none:
+        raise UserError(
+            "comm.overlap=none: comm=downpour sends when the optimizer steps, under the next iterations, and waits for "
+            "nobody; leave it at backward, or take comm=ps"
+        )
+    if comm.name is Comm.downpour and config.cluster.devices_per_node > 1:
+        raise UserError(
+            f"cluster.devices_per_node={config.cluster.devices_per_node}: comm=downpour has one worker per node; raise "
+            f"cluster.nodes instead, or take comm=ps"
+        )
+    if comm.name is Comm.downpour and config.device is Device.cuda:
+        raise UserError("device=cuda: comm=downpour trains on the CPU; take comm=ps, or leave device at cpu")
     if config.cluster.time_dilation not in (1, AUTO) and config.hardware is None:
         raise UserError(
             f"cluster.time_dilation={config.cluster.time_dilation}: real computing cannot be dilated; take an emulated "

@@ -22,6 +22,7 @@ class Comm(Choice):
     sfb = "sfb"
     hybrid = "hybrid"
     project_adam = "project_adam"
+    downpour = "downpour"
     ddp = "ddp"
     fsdp = "fsdp"
 
@@ -134,6 +135,11 @@ class CommConfig:
     staleness: int = 0  # iterations by which weights may lack averages that others have (SSP)
     staleness_mode: StalenessMode = StalenessMode.newest
     ddp: DDPConfig = field(default_factory=DDPConfig)
+
+    @property
+    def patient(self) -> bool:
+        """Are ranks to go on without each other for a while?"""
+        return self.staleness > 0 or self.name is Comm.downpour
 
 
 #: In the place of cluster.time_dilation: as much as this machine needs.

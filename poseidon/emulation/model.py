@@ -150,7 +150,7 @@ def _touched(weight: Tensor, layer: _Layer) -> Touched:
 
 
 class EmulatedOptimizer(torch.optim.Optimizer):
-    """Takes an optimizer step's time, and changes nothing."""
+    """Takes an optimizer step's time, and changes nothing. No time without a gradient: a server has stepped."""
 
     def __init__(self, params: Any, accelerator: Accelerator, lr: float = 0.0) -> None:
         super().__init__(params, {"lr": lr})
@@ -158,5 +158,6 @@ class EmulatedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else closure()
-        self._accelerator.step()
+        if any(p.grad is not None for group in self.param_groups for p in group["params"]):
+            self._accelerator.step()
         return loss

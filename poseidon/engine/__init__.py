@@ -2,12 +2,28 @@
 
 from poseidon.engine.cuda import CudaCopies
 from poseidon.engine.device import Device, Host
+from poseidon.engine.downpour import Downpour
 from poseidon.engine.engine import Engine
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.join import join
 from poseidon.engine.plan import Options
-from poseidon.engine.report import report
+from poseidon.engine.reference import Reference
+from poseidon.engine.report import report, uncounted
 from poseidon.engine.staged import Staged
 from poseidon.engine.start import digest
 
-__all__ = ["CudaCopies", "Device", "Engine", "Exchange", "Host", "Options", "Staged", "digest", "join", "report"]
+__all__ = [
+    "CudaCopies",
+    "Device",
+    "Downpour",
+    "Engine",
+    "Exchange",
+    "Host",
+    "Options",
+    "Reference",
+    "Staged",
+    "digest",
+    "join",
+    "report",
+    "uncounted",
+]

@@ -12,7 +12,7 @@ from poseidon.schemes import raw, storage_order
 from poseidon.transport import Header, Kind
 
 #: Mailbox tags of tensors. From the last one on they number the broadcasts.
-TAG_BUFFERS, TAG_LIVE, TAG_TENSORS = 1, 2, 16
+TAG_BUFFERS, TAG_LIVE, TAG_SLICES, TAG_TENSORS = 1, 2, 3, 16
 _PIECE = 4 * 1024 * 1024
 
 
@@ -45,12 +45,14 @@ def give_named(
     _post(exchange, Header(Kind.STATE, exchange.rank, model, unit=tag, k=number), flats, peers)
 
 
-def take_named(exchange: Exchange, model: int, tag: int, what: str) -> tuple[int, dict[str, torch.Tensor]]:
-    """Wait for what rank 0 gives by `give_named`: its number, and tensors on the host."""
-    header, piece = exchange.receive(Kind.STATE, 0, model, tag, what)
+def take_named(
+    exchange: Exchange, model: int, tag: int, what: str, source: int = 0
+) -> tuple[int, dict[str, torch.Tensor]]:
+    """Wait for what ``source`` gives by `give_named`: its number, and tensors on the host."""
+    header, piece = exchange.receive(Kind.STATE, source, model, tag, what)
     data = bytearray(piece)
     while len(data) < header.total:
-        data += exchange.receive(Kind.STATE, 0, model, tag, what)[1]
+        data += exchange.receive(Kind.STATE, source, model, tag, what)[1]
     start = 8 + int.from_bytes(data[:8], "little")
     tensors = {}
     for name, dtype, shape in json.loads(data[8:start]):

@@ -14,7 +14,7 @@ from poseidon.engine.embedding import not_counted
 from poseidon.engine.rows import Rows, as_sparse
 from poseidon.engine.streams import Streams
 from poseidon.planning import Book, FactorSize, Unit
-from poseidon.schemes import Contribution, Touched, combine, storage_order
+from poseidon.schemes import Contribution, Touched, combine, shaped, storage_order
 
 
 class Merged(NamedTuple):
@@ -226,7 +226,7 @@ class Gradients:
             p.grad = None
             return
         grad = p.grad
-        value = _shaped(flat, p)
+        value = shaped(flat, p)
         if grad is None:
             p.grad = value.to_sparse(1) if sparse else value
         elif grad.layout != torch.strided:
@@ -234,14 +234,6 @@ class Gradients:
         elif grad.data_ptr() != flat.data_ptr() or grad.numel() == 0:
             with torch.no_grad():
                 grad.copy_(value)
-
-
-def _shaped(flat: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
-    if flat.shape == p.shape:
-        return flat
-    if p.is_contiguous() or storage_order(p.detach()) is None:
-        return flat.view(p.shape)
-    return torch.as_strided(flat, p.shape, p.stride(), flat.storage_offset())
 
 
 @torch.no_grad()

@@ -4,16 +4,61 @@ are left out."""
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, Protocol
 
-from poseidon.engine.engine import Engine
+from torch import nn
+
 from poseidon.engine.exchange import Exchange
-from poseidon.engine.plan import Plan
-from poseidon.planning import Book, Unit, describe, schemes_by_layer
+from poseidon.planning import Book, Decision, Unit, describe, schemes_by_layer
 from poseidon.transport.frames import HEADER_BYTES
 
 
-def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
+class Standing(Protocol):
+    """A plan, and how long it has held; see :class:`poseidon.engine.plan.Plan`."""
+
+    @property
+    def book(self) -> Book: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def trial(self) -> bool: ...
+
+
+class Planned(Protocol):
+    """What goes by a plan of ours, as far as its figures need it; see :class:`poseidon.engine.engine.Engine`."""
+
+    @property
+    def plan(self) -> Standing: ...
+    @property
+    def decision(self) -> Decision: ...
+    @property
+    def planned_rounds(self) -> int: ...
+    @property
+    def stall_seconds(self) -> float: ...
+
+
+def uncounted(model: nn.Module, scheme: str, sent: float) -> dict[str, Any]:
+    """The same figures of a model that no engine synchronises: a node sends so many bytes per iteration, computed."""
+    layers = {name.rpartition(".")[0] or "(root)" for name, p in model.named_parameters() if p.requires_grad}
+    return {
+        "schemes": dict.fromkeys(sorted(layers), scheme),
+        "plan": [],
+        "bytes_sent_per_iteration": sent,
+        "bytes_dense_per_iteration": sent,
+        "bytes_planned_per_iteration": sent,
+        "bytes_inside_per_iteration": 0.0,
+        "bytes_inside_planned_per_iteration": 0.0,
+        "from_servers": [],
+        "bytes_source": "computed",
+        "traffic": {},
+        "stall_seconds": 0.0,
+        "strangers": {"frames": 0, "connections": 0},
+    }
+
+
+def report(engine: Planned, exchange: Exchange, model: int) -> dict[str, Any]:
     """This rank's figures; bytes are payload sent (`dense`), with headers (`sent`), and as the plan says: to other
     nodes, and, `inside`, to other devices of its own.
 
@@ -68,7 +113,7 @@ def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
     }
 
 
-def _from_server(server: int, plan: Plan, exchange: Exchange, model: int) -> dict[str, float]:
+def _from_server(server: int, plan: Standing, exchange: Exchange, model: int) -> dict[str, float]:
     """Bytes per iteration: of values (`dense`) and with headers (`sent`)."""
     iterations, traffic = 0 if plan.trial else plan.rounds, exchange.traffic
     book, rank = plan.book, exchange.rank

@@ -41,17 +41,17 @@ def decide(
 ) -> Decision:
     """Choose the scheme of every weight that can travel otherwise than whole.
 
-    An embedding goes as rows where that moves fewer floats, whatever the comm. Where there is but one node, nothing
-    leaves it: the rule then takes its devices for nodes.
+    An embedding goes as rows where that moves fewer floats, whatever the comm, ``downpour`` excepted, whose servers
+    give whole slices back. Where there is but one node, nothing leaves it: the rule then takes its devices for nodes.
 
     Args:
-        comm: ``ps``, ``sfb``, ``hybrid`` (the papers' rule) or ``project_adam``.
+        comm: ``ps``, ``sfb``, ``hybrid`` (the papers' rule), ``project_adam`` or ``downpour``.
         seen_by_rank: per rank, the factors of each weight whose gradient was, on that rank in iteration 0,
             purely their product. A weight missing on any rank (also used elsewhere, accumulated, unused) has
             no factors to send there and goes by PS. An embedding that was not used has 0 rows.
     """
     ranks, nodes = len(seen_by_rank), len(topology.nodes)
-    schemes = compulsory(params)
+    schemes: dict[str, Scheme] = {} if comm == "downpour" else compulsory(params)
     factors: dict[str, FactorSize] = {}
     for param in params:
         sizes = [seen[param.name] for seen in seen_by_rank if param.name in seen]
@@ -59,7 +59,7 @@ def decide(
         if not param.counted and (not param.factors or len(sizes) < ranks or (param.factors == "rows" and not k)):
             continue
         factors[param.name] = FactorSize(k, max((size.itemsize for size in sizes), default=param.itemsize))
-        if not param.counted:
+        if not param.counted and comm != "downpour":
             schemes[param.name] = _choose(comm, param, k if nodes > 1 else -(-k // ranks), topology)
     return Decision(schemes, factors)
 

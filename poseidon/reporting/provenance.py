@@ -55,6 +55,11 @@ def warnings(sections: Sequence[Section]) -> list[str]:
         found.append("The runs come from different hosts; no speedup mixes them.")
     if any(run.oversubscribed and not run.sleeps for run in runs):
         found.append("Some runs had more ranks x threads than cores: their speeds say little (°, drawn hollow).")
+    if any(run.comm == "downpour" for run in runs):
+        found.append(
+            "comm=downpour is asynchronous: its replicas differ by nature while they train (what is evaluated is what "
+            "all have once every push is applied), and no repeat takes the same way."
+        )
     return [*found, *_doubts(runs)]
 
 

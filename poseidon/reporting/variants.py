@@ -10,7 +10,7 @@ from poseidon.reporting.emulated import hardware_params, papers_name
 from poseidon.reporting.runs import Run
 
 #: From left to right in every table and legend; others follow by name.
-COMMS = ("single", "ddp", "fsdp", "ps", "project_adam", "sfb", "hybrid")
+COMMS = ("single", "ddp", "fsdp", "downpour", "ps", "project_adam", "sfb", "hybrid")
 #: Keys that change neither speed nor result, or that are axes of their own.
 _NEVER = ("tracking.", "comm.name", "comm.timeout", "comm.encryption", "cluster.nodes", "cluster.threads")
 #: Params that are no config keys: what the run really had of axes of their own.
@@ -57,6 +57,8 @@ def relevant(key: str, run: Run) -> bool:
         return True
     if run.comm in ("single", "ddp", "fsdp"):
         return (run.comm, key) == ("fsdp", "comm.merge_bytes") or (run.comm == "ddp" and key.startswith("comm.ddp."))
+    if run.comm == "downpour" and key == "comm.overlap":
+        return False
     return not key.startswith("comm.ddp.") and (key != "comm.rule" or run.comm == "hybrid")
 
 

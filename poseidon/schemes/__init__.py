@@ -4,7 +4,7 @@ from poseidon.planning import Unit
 from poseidon.schemes.adam import Adam
 from poseidon.schemes.average import accumulator_dtype, depth_of
 from poseidon.schemes.base import Context, Contribution, Scheme, Share, Touched
-from poseidon.schemes.memory import raw, storage_order
+from poseidon.schemes.memory import from_bytes, in_order, raw, shaped, storage_order
 from poseidon.schemes.ps import PS
 from poseidon.schemes.rows import Rows, combine, merge, sum_rows
 from poseidon.schemes.sfb import SFB, reconstruct
@@ -22,10 +22,13 @@ __all__ = [
     "accumulator_dtype",
     "combine",
     "depth_of",
+    "from_bytes",
+    "in_order",
     "make_scheme",
     "merge",
     "raw",
     "reconstruct",
+    "shaped",
     "storage_order",
     "sum_rows",
 ]

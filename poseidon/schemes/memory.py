@@ -40,3 +40,22 @@ def storage_order(tensor: torch.Tensor) -> torch.Tensor | None:
             return None
         expected *= size
     return torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def in_order(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The elements of ``value``, of the shape of ``like``, in the order of that one's memory (or row by row, if it has
+    holes); 1-D, shares memory where it can."""
+    value = value.detach().to_dense()
+    if storage_order(like.detach()) is not None and value.stride() != like.stride():
+        value = torch.empty_like(like, dtype=value.dtype, requires_grad=False).copy_(value)
+    flat = storage_order(value)
+    return value.contiguous().view(-1) if flat is None else flat
+
+
+def shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Inverse of :func:`in_order`, sharing the memory of ``flat``."""
+    if flat.shape == like.shape:
+        return flat
+    if like.is_contiguous() or storage_order(like.detach()) is None:
+        return flat.view(like.shape)
+    return torch.as_strided(flat, like.shape, like.stride(), flat.storage_offset())

@@ -213,6 +213,8 @@ def describe(summary: dict[str, Any]) -> list[str]:
         sent = max(summary["bytes_sent_per_iteration"])
         computed = " (computed, not counted)" if summary["bytes_source"] == "computed" else ""
         alike = "" if summary["hardware"] is not None else "; replicas are bit-identical"
+        if alike and summary["comm"] == "downpour":
+            alike = "; replicas differed while training, by nature, and were made alike at its end"
         lines.append(f"{sent / 1e6:.3f} MB sent per iteration and node{computed}{alike}")
     if summary["degree"] == "emulated":
         lines.append(_reality(summary))

@@ -147,6 +147,7 @@ class Trainer:
             clip_norm=trainer.clip_norm,
             autocast=context,
             plain_mean=self._reducer_is_torchs,
+            clip_own=config.comm.name is Comm.downpour,
         )
         self._straggler = straggler_of(config, session.topology, session.rank)
         self._outcome = Outcome(self.position, IterationClock(config.cluster.time_dilation))
@@ -160,7 +161,7 @@ class Trainer:
             self.model,
             outcome.clock,
             log_every=self._config.trainer.log_every,
-            interval=PATIENT if self._config.comm.staleness else INTERVAL,
+            interval=PATIENT if self._config.comm.patient else INTERVAL,
             total=self._total(),
             start=position.iteration,
             writer=self._outputs.writer,

@@ -31,8 +31,7 @@ def collect(
         rows: global rows of a full step.
         has_values: False: on emulated accelerators replicas have nothing to compare.
     """
-    if has_values:
-        session.synchronize()
+    session.synchronize()
     report = session.report(model)
     # Nobody sees how long PyTorch's own reducer waits: null is better than a zero that looks measured.
     counted = session.world_size == 1 or report["bytes_source"] == "counted"

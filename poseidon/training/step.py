@@ -31,6 +31,7 @@ class Stepper:
     Call after ``session.distribute``.
 
     Args:
+        clip_own: each rank's own gradients are clipped, before the step (comm=downpour, whose step takes them away).
         plain_mean: gradients are averaged with equal weights (PyTorch's DDP and FSDP), not by rows: then this weighs
             the loss, and a rank without rows repeats an old batch with weight 0 rather than leave the others
             waiting.
@@ -46,15 +47,18 @@ class Stepper:
         clip_norm: float | None = None,
         autocast: Callable[[], Any] = nullcontext,
         plain_mean: bool = False,
+        clip_own: bool = False,
     ) -> None:
         self._session, self._model, self._optimizer, self._loss = session, model, optimizer, loss
         self._autocast = autocast
         self._plain_mean = plain_mean
         self._spare: Batch | None = None
-        if clip_norm is not None:
+        self._clip = Clip(list(model.parameters()), clip_norm) if clip_norm is not None else None
+        self._clip_own = clip_own
+        if self._clip is not None and not clip_own:
             # Within step(), after the engine's own pre-hook: only there has a rank without rows, which ran
             # no backward, the global gradients too. Clipping before would make the replicas differ.
-            optimizer.register_step_pre_hook(Clip(list(model.parameters()), clip_norm))
+            optimizer.register_step_pre_hook(self._clip)
 
     def step(self, batches: list[Batch], global_rows: int) -> tuple[Tensor, int]:
         """Trains on the micro-batches of this rank; [] if it has none.
@@ -79,6 +83,8 @@ class Stepper:
                 (loss if weight == 1 else loss * weight).backward()
             if rows:
                 total += loss.detach().sum() * batch.rows
+        if self._clip is not None and self._clip_own:
+            self._clip()
         self._optimizer.step()
         return total, rows
 

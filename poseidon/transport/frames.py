@@ -40,6 +40,7 @@ class Kind(IntEnum):
     BEGIN = 15  # to a rank that is through with its steps: the sender has begun a round
     CHANGED = 16  # from this round on the sender's parameters are others: it goes by this plan no longer
     BLOCK = 17  # worker -> worker of its node: rows of a gradient that it has multiplied out, from row `pair` on
+    SETTINGS = 18  # worker -> server: its optimizers' settings from now on, as JSON
     ROWS = 14  # worker -> worker: an embedding's touched rows: values (k x D), then their indices
 
 

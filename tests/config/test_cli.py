@@ -38,7 +38,7 @@ def test_an_unknown_workflow_is_one_line_with_the_known_ones(capsys):
 def test_help_shows_groups_keys_and_what_is_often_changed(capsys, asked):
     assert cli.main(["train", "--help"]) == 0
     printed = capsys.readouterr().out
-    for text in ("cluster.nodes=4", "ddp, fsdp, hybrid, p", "batch_size: 32", "--config-dir"):
+    for text in ("cluster.nodes=4", "ddp, downpour, fsdp, hybrid, p", "batch_size: 32", "--config-dir"):
         assert text in printed
     assert asked == []
 

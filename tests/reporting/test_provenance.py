@@ -27,6 +27,7 @@ def test_runs_that_are_alike_need_no_warning():
         (fake(versions={"python": "3.12.1"}), "different versions"),
         (fake(host=OTHER), "different hosts"),
         (fake(oversubscribed=True), "more ranks x threads than cores"),
+        (fake("downpour"), "replicas differ by nature while they train"),
     ],
 )
 def test_what_spoils_a_comparison_is_said(other, words):

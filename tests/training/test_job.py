@@ -162,6 +162,31 @@ def test_two_nodes_leave_all_records(config, tmp_path, capfd):
 
 
 @pytest.mark.slow
+def test_downpour_learns_and_goes_on_from_its_checkpoint(config, tmp_path, capfd):
+    """Without waiting, three workers; what is evaluated, saved and compared is alike on all of them."""
+    config.comm.name, config.cluster.nodes = Comm.downpour, 3
+    config.optimizer |= {"lr": 0.1, "momentum": 0.5}
+    config.trainer.epochs, config.trainer.check_every, config.trainer.clip_norm = 10, 50, 1.0
+    config.schedule["step_size"] = 8
+    found = run_job(config, [], tmp_path / "downpour").summary
+    shown = capfd.readouterr().out
+    assert found["status"] == "completed", shown
+    assert found["eval_accuracy"] > 0.85
+    assert len(set(found["replica_digests"])) == 1
+    assert found["bytes_dense_per_iteration"] == pytest.approx(found["bytes_planned_per_iteration"], rel=0.02)
+    assert set(found["schemes"].values()) == {"ps"}
+    assert "replicas differed while training, by nature, and were made alike at its end" in shown
+    saved = torch.load(tmp_path / "downpour" / "checkpoints" / "last.pt")
+    assert all("momentum_buffer" in state for state in saved["optimizer"]["state"].values())
+    config.trainer.resume = str(tmp_path / "downpour" / "checkpoints" / "last.pt")
+    config.trainer.epochs = 11
+    more = run_job(config, [], tmp_path / "more").summary
+    assert more["epochs"] == 11
+    assert more["eval_accuracy"] > 0.85
+    assert more["train_loss"] < 1.0
+
+
+@pytest.mark.slow
 def test_a_run_of_one_process_goes_on_with_two_under_pytorchs_own_to_the_same_result(config, tmp_path):
     single = replace(
         config,

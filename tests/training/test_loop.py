@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from poseidon.api import init
 from poseidon.config.schema import Comm, Precision
@@ -84,6 +85,28 @@ def test_ranks_without_rows_clip_and_step_like_the_others(make_parts, comm):
     world = World(3, plain_mean=comm is Comm.ddp)
     for _, found in world.run(lambda session: train(session, make_parts(49), config)):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_that_the_step_takes_away_are_clipped_before_it(make_parts):
+    """Under comm=downpour, each rank's own."""
+
+    def body(session):
+        seen = []
+        parts = make_parts(64)
+        trainer = Trainer(session, parts, make_config(Comm.downpour, epochs=1, batch_size=16, clip_norm=0.05))
+        handle = register_optimizer_step_pre_hook(
+            lambda optimizer, *_: (
+                seen.append(float(nn.utils.get_total_norm([p.grad for p in trainer.model.parameters()])))
+                if optimizer is parts.optimizer
+                else None
+            )
+        )
+        trainer.run()
+        handle.remove()
+        return seen
+
+    with init(device="cpu") as session:
+        assert body(session) == pytest.approx([0.05] * 4, rel=1e-3)
 
 
 @pytest.mark.parametrize("parts_of_batch", [2, 3, 7])

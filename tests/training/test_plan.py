@@ -71,6 +71,12 @@ def test_all_comms_and_what_cannot_be_planned():
     filled = 2 * (1 + 20 * 25) + 2 * (1 + 500)
     assert fsdp.bytes_sent_per_node == 2 * 3 / 4 * 4 * (431_080 + filled)
     assert {fsdp.scheme(row) for row in fsdp.rows} == {"fsdp"}
+    downpour, ps = plan("comm=downpour", "cluster.nodes=4"), plan("comm=ps", "cluster.nodes=4")
+    assert downpour.rows == ps.rows
+    assert downpour.bytes_sent_per_node == ps.bytes_sent_per_node
+    text = ("model=transformer_lm", "model.tied=false", "model.layers=1", "dataset=text", "dataset.num_classes=9999")
+    assert {row.scheme for row in plan("comm=ps", *text).rows} == {"ps", "rows"}
+    assert {row.scheme for row in plan("comm=downpour", *text).rows} == {"ps"}  # whole slices come back
     assert set(plan("cluster.nodes=1").totals.values()) == {0}
     with pytest.raises(UserError, match="comm=single sends nothing"):
         plan("comm=single")

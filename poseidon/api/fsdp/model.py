@@ -31,9 +31,9 @@ from poseidon.api.fsdp.collectives import Collectives
 from poseidon.api.fsdp.shards import Optimizers, cut, full, is_row_state
 from poseidon.api.fsdp.traces import Traces
 from poseidon.api.fsdp.units import check_shardable, units_of
-from poseidon.api.reference import Reference
 from poseidon.engine import Device
 from poseidon.engine.backward import Hook
+from poseidon.engine.reference import Reference
 from poseidon.errors import UserError
 from poseidon.planning import sharded_bytes
 

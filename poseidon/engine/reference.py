@@ -1,4 +1,4 @@
-"""What PyTorch's own ways to synchronise a model have in common under our interface."""
+"""What stands in an engine's place: PyTorch's own ways to synchronise a model, and comm=downpour."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from torch import nn
 
 
 class Reference(ABC):
-    """One model under PyTorch's DDP or FSDP.
+    """One model that is synchronised otherwise than by an engine.
 
     Attributes:
         bytes: that a node sends per iteration; computed, as PyTorch does not tell.
+        stall_seconds: that the training thread has waited; 0 where nobody sees it.
     """
 
     bytes: float = 0.0
+    stall_seconds: float = 0.0
+
+    def rows(self, n: int) -> None:  # noqa: B027  # most need not know
+        """n_r of the next step."""
 
     @abstractmethod
     def no_sync(self) -> AbstractContextManager[Any]:
