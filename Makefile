@@ -22,8 +22,9 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/poseidon demo
 
+# Slow tests have the machine to themselves.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
