@@ -41,7 +41,7 @@ def draw(simulation: Simulation) -> Figure | None:
     speedups = [cell.outcome.speedup for cell in simulation.cells]
     plain_log2(grid[0], "x", min(counts) * 2**-0.2, max(counts) * 2**0.2, counts)
     plain_log2(grid[0], "y", min([*speedups, 1]) / 1.2, max([*speedups, *counts]) * 1.2)
-    figure.legend(handles=handles, loc="outside lower left", ncols=6)
+    figure.legend(handles=handles, loc="outside lower left", ncols=8 if columns == _COLUMNS else 4)
     head(figure, f"Speedup: {simulation.title}", "degree: simulated · software takes no time")
     return figure
 
