@@ -66,6 +66,8 @@ def accepted(kind: Any) -> str:
         return _join([member.name for member in kind])
     if dataclasses.is_dataclass(kind):
         return f"a group of {_join([field.name for field in dataclasses.fields(kind)], 'and')}"
+    if typing.get_origin(kind) is list:
+        return "a list, written [a,b],"
     return _NUMBERS.get(kind, "")
 
 

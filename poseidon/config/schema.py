@@ -261,6 +261,23 @@ class PlanConfig(TrainConfig):
 
 
 @dataclass
+class SimulateOptions:
+    nodes: list[int] | None = None  # null: cluster.nodes
+    rates: list[str] | None = None  # null: cluster.bandwidth
+    comms: list[str] | None = None  # choices of comm, also with +full; null: comm
+    hop: str = "100us"  # from one host's software to another's, beside cluster.latency
+    goodput: float = 0.957  # share of a link's rate that payload gets
+    folder: str | None = None  # of table and figure of several cells; null: reports/simulated/ and the experiment
+
+
+@dataclass
+class SimulateConfig(TrainConfig):
+    """Root of ``poseidon simulate``: a training that is not started."""
+
+    simulate: SimulateOptions = field(default_factory=SimulateOptions)
+
+
+@dataclass
 class ProfileOptions:
     iterations: int = 10  # timed
     warmup: int = 3  # not timed, before them

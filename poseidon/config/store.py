@@ -11,7 +11,15 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from poseidon.config.paths import conf_dir
-from poseidon.config.schema import PlanConfig, ProfileConfig, ReportConfig, TrainConfig, UiConfig, ValidateConfig
+from poseidon.config.schema import (
+    PlanConfig,
+    ProfileConfig,
+    ReportConfig,
+    SimulateConfig,
+    TrainConfig,
+    UiConfig,
+    ValidateConfig,
+)
 
 #: Tells this process's sweep from others that started in the same second; the same for all of its jobs.
 UNIQUE = secrets.token_hex(3)
@@ -25,6 +33,7 @@ def register() -> None:
     for workflow, schema in (
         ("train", TrainConfig),
         ("plan", PlanConfig),
+        ("simulate", SimulateConfig),
         ("profile", ProfileConfig),
         ("report", ReportConfig),
         ("ui", UiConfig),

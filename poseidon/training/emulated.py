@@ -62,7 +62,7 @@ def emulated_parts(config: TrainConfig, session: Session) -> Parts:
     profile = config.hardware
     assert profile is not None
     rows = rows_of_rank(config, session.rank)
-    model = _on_meta(config)
+    model = on_meta(config)
     trial = copy.deepcopy(model)
     whole_times, step = _times(config, trial, inputs_of_one_node(config, "meta", rows), rows)
     pieces = config.trainer.accumulate  # of a batch, each with passes of its own
@@ -98,7 +98,7 @@ def undilated(config: TrainConfig) -> tuple[int, float]:
         UserError: as :func:`emulated_parts`.
     """
     rows = rows_of_rank(config, 0)
-    times, step = _times(config, _on_meta(config), inputs_of_one_node(config, "meta", rows), rows)
+    times, step = _times(config, on_meta(config), inputs_of_one_node(config, "meta", rows), rows)
     return len(times), sum(call.forward + call.backward for call in times) + step
 
 
@@ -112,7 +112,8 @@ def _times(config: TrainConfig, trial: nn.Module, inputs: Any, rows: int) -> tup
     return layer_times(calls, config.hardware, part_name(config.model) or "", rows, step_bytes=touched)
 
 
-def _on_meta(config: TrainConfig) -> nn.Module:
+def on_meta(config: TrainConfig) -> nn.Module:
+    """The model on the meta device, ready to train."""
     try:
         with torch.device("meta"):
             model: Any = build(config.model, key="model")

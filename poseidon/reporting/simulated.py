@@ -1,0 +1,185 @@
+"""What was simulated, as a table, a CSV file and a figure. Its degree, simulated, stands in each of them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from poseidon.errors import UserError
+from poseidon.reporting.tables import write_csv
+from poseidon.simulation import PARTS, Outcome, cells_to_emulate
+from poseidon.tracking.folder import write_text
+
+DEGREE = "simulated"
+#: Parts of a node in words; what limits can be any of them, or latency.
+WORDS = {
+    "device": "the device",
+    "link": "the link",
+    "copy_out": "copies to the host",
+    "copy_in": "copies to the device",
+    "server_sum": "the host's sums",
+    "latency": "latency",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One simulated cluster.
+
+    Attributes:
+        system: the choice of comm, as the user wrote it.
+        comm: what it is made of: ps, hybrid, ddp ...
+        link: the rate in words.
+        rate: bits/s.
+    """
+
+    system: str
+    comm: str
+    link: str
+    rate: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """All cells of one command.
+
+    Attributes:
+        basis: where the layers' times come from, in words.
+        batch_size: rows per node and iteration.
+        single: seconds of one machine that communicates with nobody.
+        overrides: that the command was given.
+        folder: for the files.
+    """
+
+    model: str
+    hardware: str
+    basis: str
+    batch_size: int
+    single: float
+    cells: Sequence[Cell]
+    overrides: Sequence[str]
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {self.batch_size} rows per node, {self.hardware}"
+
+
+def render(simulation: Simulation) -> str:
+    """A table for the terminal, where its times come from, and, of several cells, what to emulate."""
+    from rich.console import Console
+    from rich.table import Table
+
+    out = io.StringIO()
+    console = Console(file=out, width=160, highlight=False)
+    table = Table(title=f"{simulation.title}: {DEGREE}", title_justify="left")
+    for heading in ("link", "comm"):
+        table.add_column(heading)
+    for heading in ("nodes", "s/iteration", "speedup", "bound, s", "MB sent", "device", "link"):
+        table.add_column(heading, justify="right")
+    table.add_column("what limits")
+    before = simulation.cells[0].link
+    for cell in simulation.cells:
+        if cell.link != before:
+            table.add_section()
+            before = cell.link
+        found = cell.outcome
+        table.add_row(
+            cell.link,
+            cell.system,
+            str(found.nodes),
+            f"{found.seconds:.4g}",
+            f"{found.speedup:.2f}",
+            f"{found.bound:.4g}",
+            f"{found.bytes_sent / 1e6:.4g}",
+            *(f"{found.busy[part] / found.seconds:.0%}" for part in ("device", "link")),
+            WORDS[found.limit],
+        )
+    console.print(table)
+    for line in _notes(simulation):
+        console.print(line, markup=False, soft_wrap=True)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _notes(simulation: Simulation) -> list[str]:
+    lines = [
+        f"one machine: {simulation.single:.4g} s; {simulation.basis}",
+        "bound: what the busiest part takes, whatever the order. device, link: share of the iteration that they work.",
+        "Software takes no time here; docs/simulation.md says what else is not modelled.",
+    ]
+    systems = list(dict.fromkeys(cell.system for cell in simulation.cells))
+    if len(systems) < 2:
+        return lines
+    choices = cells_to_emulate({(c.outcome.nodes, c.rate, c.system): c.outcome for c in simulation.cells})
+    if choices:
+        lines.append("Most worth an emulated run:")
+    links = {cell.rate: cell.link for cell in simulation.cells}
+    emulated = ",".join(["single", *(system for system in systems if "+" not in system and system != "single")])
+    what = " ".join(_training(simulation.overrides))
+    for choice in choices:
+        command = f"{what} cluster.bandwidth={links[choice.rate]} cluster.nodes={choice.nodes} comm={emulated}"
+        lines.append(f"  {links[choice.rate]}, {choice.nodes} nodes: {choice.why}")
+        lines.append(f"    poseidon train -m {command}")
+    return lines
+
+
+def _training(overrides: Sequence[str]) -> list[str]:
+    """Those that a training is given for the same model and cluster, but for what is swept."""
+    swept = ("simulate.", "cluster.nodes=", "cluster.bandwidth=", "comm=")
+    kept = [override for override in overrides if not override.startswith(swept)]
+    chosen = {override.partition("=")[0] for override in kept}
+    defaults = () if "experiment" in chosen else (("cluster", "emulated"), ("dataset", "synthetic"))
+    return [*kept, *(f"{group}={choice}" for group, choice in defaults if group not in chosen)]
+
+
+def rows(simulation: Simulation) -> list[dict[str, Any]]:
+    """The tidy data: a row per cell."""
+    return [
+        {
+            "degree": DEGREE,
+            "model": simulation.model,
+            "hardware": simulation.hardware,
+            "rows_per_node": simulation.batch_size,
+            "system": cell.system,
+            "comm": cell.comm,
+            "link": cell.link,
+            "bits_per_second": cell.rate,
+            "nodes": cell.outcome.nodes,
+            "iteration_seconds": cell.outcome.seconds,
+            "single_seconds": cell.outcome.single,
+            "speedup": cell.outcome.speedup,
+            "bound_seconds": cell.outcome.bound,
+            "limit": cell.outcome.limit,
+            "bytes_sent_per_iteration": cell.outcome.bytes_sent,
+            **{f"{part}_seconds": cell.outcome.busy[part] for part in PARTS},
+        }
+        for cell in simulation.cells
+    ]
+
+
+def write(simulation: Simulation) -> list[Path]:
+    """``table.csv``, and, if there is more than one number of nodes, ``speedup.png`` and ``.svg``; gives the files.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    from poseidon.reporting.figures import simulated
+    from poseidon.reporting.figures.canvas import save, style
+
+    folder = simulation.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        table = folder / "table.csv"
+        write_text(table, write_csv(rows(simulation)))
+        with style():
+            figure = simulated.draw(simulation)
+            drawn = save(figure, folder / "speedup") if figure is not None else []
+    except OSError as error:
+        raise UserError(
+            f"simulate.folder={folder}: cannot write {error.filename or folder}: {error.strerror}"
+        ) from error
+    return [table, *drawn]

@@ -1,0 +1,132 @@
+"""This project's own schemes, PS and factors, as the engine runs them: unit by unit of the planner's book."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+from math import ceil
+
+from poseidon.planning import Book, FactorSize, Unit
+from poseidon.simulation.events import Priority, Then
+from poseidon.simulation.job import Job, Overlap
+from poseidon.simulation.loop import Loop, after_backward, before_forward
+from poseidon.simulation.node import Node, Together
+
+
+class EngineSync:
+    """Units leave when all their gradients are final; one step for all when all have come, or, with ``full``, one per
+    unit as soon as it has."""
+
+    def __init__(
+        self,
+        node: Node,
+        loop: Loop,
+        job: Job,
+        book: Book,
+        factors: dict[str, FactorSize],
+        overlap: Overlap,
+        piece_bytes: int,
+    ) -> None:
+        self._node, self._loop, self._job, self._book = node, loop, job, book
+        self._factors, self._overlap, self._piece = factors, overlap, piece_bytes
+        self._nodes = len(book.topology.nodes)
+        number = {param.name: index for index, param in enumerate(book.params)}
+        self._unit = {name: book.unit_of[index] for name, index in number.items()}
+        needed = [{self._unit[name] for name in layer.params} for layer in job.layers]
+        self._layers = [[i for i, units in enumerate(needed) if unit.index in units] for unit in book.units]
+        self._needs = [len(units) for units in needed]
+        self._products = {name: layer.product for layer in job.layers for name in layer.params if layer.product}
+        self._whole = sum(unit.numel for unit in book.units)
+        self._missing: dict[tuple[int, int], int] = {}  # by iteration and unit, gradients
+        self._ready: dict[int, list[Unit]] = defaultdict(list)
+        self._lacks: dict[tuple[int, int], int] = {}  # by iteration and layer, units (full)
+        self._all: dict[int, Together] = {}
+
+    def begin(self, t: int) -> None:
+        self._all[t] = Together(len(self._book.units) + 1, partial(self._step, t))
+        if t == 0:
+            self._loop.open_all(0)
+
+    def final(self, t: int, params: list[str]) -> None:
+        for name in params:
+            unit = self._book.units[self._unit[name]]
+            key = (t, unit.index)
+            self._missing[key] = self._missing.get(key, len(unit.params)) - 1
+            if self._missing[key]:
+                continue
+            del self._missing[key]
+            if self._overlap == "none":
+                self._ready[t].append(unit)
+            else:
+                self._send(t, unit)
+
+    def over(self, t: int) -> None:
+        for unit in self._ready.pop(t, ()):
+            self._send(t, unit)
+        self._all[t]()
+
+    def _send(self, t: int, unit: Unit) -> None:
+        # Without full overlap it is first come, first served.
+        priority = (t, min(self._layers[unit.index])) if self._overlap == "full" else ()
+        done = partial(self._apply, t, unit)
+        if unit.scheme == "ps":
+            self._node.to_host(unit.nbytes, partial(self._push, unit, priority, done))
+        else:
+            own = self._own_bytes(unit)
+            self._node.to_host(own, partial(self._broadcast, own, priority, done))
+
+    def _push(self, unit: Unit, priority: Priority, done: Then) -> None:
+        """Every piece to its shard, where it waits for the others' and is added up, and back.
+
+        Pieces are dealt evenly to the shards, so that of each a share of (P-1)/P leaves the node; what comes in
+        meanwhile, and is to be added up here, is as much.
+        """
+        node = self._node
+        piece = unit.nbytes / len(unit.pairs)
+        away = piece * (self._nodes - 1) / self._nodes
+        together = Together(len(unit.pairs), partial(node.to_device, unit.nbytes, done))
+
+        def sum_and_return(summed: Together) -> None:
+            node.add_up(away, summed)
+
+        for _ in unit.pairs:
+            summed = Together(2, partial(node.transfer, away, together, priority))
+            node.add_up(piece - away, summed)
+            node.transfer(away, partial(sum_and_return, summed), priority)
+
+    def _own_bytes(self, unit: Unit) -> float:
+        """Of this node's factors, or touched rows."""
+        param = self._book.params[unit.params[0]]
+        k, itemsize = self._factors[param.name]
+        return k * (param.row_bytes if unit.scheme == "rows" else sum(param.shape) * itemsize)
+
+    def _broadcast(self, own: float, priority: Priority, done: Then) -> None:
+        others = self._nodes - 1
+        pieces = max(1, ceil(own / self._piece))
+        together = Together(pieces, partial(self._node.to_device, others * own, done))
+        for _ in range(pieces):
+            self._node.transfer(others * own / pieces, together, priority)
+
+    def _apply(self, t: int, unit: Unit) -> None:
+        """The unit's parts are on the device."""
+        product = self._products.get(self._book.params[unit.params[0]].name, 0.0) if unit.scheme == "sfb" else 0.0
+        seconds, priority = self._nodes * product, after_backward(t)
+        if self._overlap == "full":
+            seconds += self._job.step * unit.numel / self._whole
+            priority = before_forward(t + 1, min(self._layers[unit.index]))
+        self._node.compute(seconds, partial(self._applied, t, unit), priority)
+
+    def _applied(self, t: int, unit: Unit) -> None:
+        if self._overlap == "full":
+            for layer in self._layers[unit.index]:
+                key = (t, layer)
+                self._lacks[key] = self._lacks.get(key, self._needs[layer]) - 1
+                if not self._lacks[key]:
+                    del self._lacks[key]
+                    self._loop.open(t + 1, layer)
+        self._all[t]()
+
+    def _step(self, t: int) -> None:
+        del self._all[t]
+        if self._overlap != "full":
+            self._node.compute(self._job.step, partial(self._loop.open_all, t + 1), after_backward(t))

@@ -1,0 +1,93 @@
+"""What is simulated: a model's iteration on one machine, a network of such machines, and how they communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from poseidon.planning import FactorSize, Param
+
+Comm = Literal["single", "ps", "sfb", "hybrid", "ddp", "fsdp"]
+Overlap = Literal["none", "backward", "full"]
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One call of a layer in a forward pass.
+
+    Attributes:
+        params: names of the parameters that it uses.
+        forward, backward: seconds.
+        product: seconds of the local weight-gradient product u^T v, a part of `backward`; 0: it has no factors.
+    """
+
+    name: str
+    params: tuple[str, ...]
+    forward: float
+    backward: float
+    product: float = 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """An iteration of one machine.
+
+    Attributes:
+        layers: in the order of the forward pass.
+        params: in the model's order.
+        factors: of each weight that can travel otherwise than whole, what one machine sees of it.
+        step: seconds of the optimizer step.
+        host_copy: bytes/s between device and host, each way; None: copies take no time.
+        server_sum: bytes/s that a host adds up; None: sums take no time.
+    """
+
+    layers: tuple[Layer, ...]
+    params: tuple[Param, ...]
+    factors: Mapping[str, FactorSize] = field(default_factory=dict)
+    step: float = 0.0
+    host_copy: float | None = None
+    server_sum: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of an iteration of one machine that communicates with nobody."""
+        return sum(layer.forward + layer.backward for layer in self.layers) + self.step
+
+
+@dataclass(frozen=True)
+class Network:
+    """Symmetric nodes, one device each, on full-duplex links.
+
+    Attributes:
+        nodes: all of them workers and servers.
+        rate: bits/s of each node's link, each way; None: transfers take no time but the hop.
+        goodput: share of the rate that payload gets; the rest are headers of full packets (TCP, IP, Ethernet).
+        hop: seconds from one host's software to another's, beside what the rate costs.
+    """
+
+    nodes: int
+    rate: float | None
+    goodput: float = 0.957
+    hop: float = 100e-6
+
+
+@dataclass(frozen=True)
+class System:
+    """How gradients are made global.
+
+    Attributes:
+        overlap: ``none`` (all communication after the backward pass), ``backward`` (layer by layer under it), or
+            ``full`` (also under the next forward pass, which goes on layer by layer; what the front layers wait for
+            goes first). The engine does not have ``full``. Of ``ps``, ``sfb`` and ``hybrid`` only.
+        kv_bytes, merge_bytes: of the book, see :func:`poseidon.planning.build_book`.
+        bucket_bytes, first_bucket_bytes: of ``ddp``: of its buckets, and of the first one.
+    """
+
+    comm: Comm
+    overlap: Overlap = "backward"
+    kv_bytes: int = 2 * MIB
+    merge_bytes: int = 64 * 1024
+    bucket_bytes: int = 25 * MIB
+    first_bucket_bytes: int = MIB
