@@ -21,6 +21,10 @@ from poseidon.engine.reference import Reference
 from poseidon.errors import PoseidonError
 
 
+#: PyTorch's own default of the bucket size, in MiB.
+DEFAULT_MB = 25.0
+
+
 class DDP(Reference):
     """One model under PyTorch DDP."""
 
@@ -31,7 +35,9 @@ class DDP(Reference):
         if not trained:
             return
         valued = accelerator.has_values
-        wrapper: Any = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb, init_sync=valued)
+        # Its default is more than 25 MiB: left to itself, it makes the first bucket smaller, so that it leaves sooner.
+        size = None if bucket_cap_mb == DEFAULT_MB else bucket_cap_mb
+        wrapper: Any = DistributedDataParallel(model, bucket_cap_mb=size, init_sync=valued)
         if not valued:
             wrapper.register_comm_hook(accelerator, lambda state, bucket: _all_reduce(state, bucket))
         if not (hasattr(wrapper, "_pre_forward") and hasattr(wrapper, "_post_forward")):

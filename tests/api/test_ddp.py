@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from poseidon.api.ddp import _all_reduce
+from poseidon.api.ddp import DDP, _all_reduce
 from poseidon.engine import Host
 
 
@@ -60,3 +60,11 @@ def test_a_ring_adds_up_while_it_transfers() -> None:
     assert not result.done()
     accelerator.ends["to device"]()
     assert torch.equal(result.wait(), torch.ones(4))
+
+
+@pytest.mark.parametrize(("megabytes", "first"), [(25.0, True), (5.0, False)])
+def test_the_default_bucket_size_is_left_to_pytorch(megabytes: float, first: bool) -> None:
+    """Who reports DDP at its default reports its smaller first bucket, too."""
+    ddp = DDP(torch.nn.Linear(2, 2), 1, megabytes, Host())
+    assert ddp._wrapper.bucket_bytes_cap == megabytes * 2**20
+    assert ddp._wrapper.bucket_bytes_cap_default is first
