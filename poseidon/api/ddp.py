@@ -20,7 +20,6 @@ from poseidon.engine.backward import Hook
 from poseidon.engine.reference import Reference
 from poseidon.errors import PoseidonError
 
-
 #: PyTorch's own default of the bucket size, in MiB.
 DEFAULT_MB = 25.0
 

@@ -91,7 +91,9 @@ class Engine:
         self._stale: Staleness | None = None
         if options.staleness:
             fixed = options.staleness_mode == "fixed"
-            self._stale = Staleness(exchange, options.staleness, fixed, self._take, self.stepping)
+            self._stale = Staleness(
+                exchange, options.staleness, fixed, self._take, self.stepping, self._before_state_dict
+            )
         self._optimizers = optimizers
         agree(exchange, index, manifest(model, vars(options), optimizers), self._device.where)
         if self._device.has_values:
@@ -284,7 +286,8 @@ class Engine:
         self._in_forward = False
 
     def _before_state_dict(self, *_: Any) -> None:
-        self._drain_between()
+        if not self._drain_between() and self._stale is not None:
+            self._stale.warn_not_drained()
         self.buffers.copied()
 
     # --- backward ----------------------------------------------------------------------------------------------
@@ -294,19 +297,17 @@ class Engine:
         self._open()
 
     def _open(self) -> None:
-        self._begin_gradients()
+        if self._stale is not None and not self._accumulates:
+            self._stale.look(self._by_id)
         if self._task is None and self._sync:
             self._notice_changes()
             self._task = torch._C._current_graph_task_id()
             Variable._execution_engine.queue_callback(self._end)
 
-    def _begin_gradients(self) -> None:
+    def _after_grad(self, p: torch.Tensor) -> None:
         if self._stale is not None and not self._accumulates:
             self._accumulates = True
             self._stale.begin()
-
-    def _after_grad(self, p: torch.Tensor) -> None:
-        self._begin_gradients()
         if not self._sync:
             return
         if self._task is None:
@@ -431,10 +432,18 @@ class Engine:
         if self._stale is not None:
             self._stale.drain()
 
-    def _drain_between(self) -> None:
-        """The same, if weights may change now: not in the middle of an iteration."""
-        if self._stale is not None and not self._accumulates and self._stale.between and not self._step_rows.open():
+    def _drain_between(self) -> bool:
+        """The same, if weights may change now: not in the middle of an iteration.
+
+        Returns:
+            May they?
+        """
+        if self._stale is None:
+            return True
+        middle = self._accumulates or not self._stale.between or self._step_rows.open()
+        if not middle:
             self._stale.drain()
+        return not middle
 
     # --- after this rank's last step ---------------------------------------------------------------------------
 

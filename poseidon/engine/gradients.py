@@ -14,7 +14,7 @@ from poseidon.engine.embedding import not_counted
 from poseidon.engine.rows import Rows, as_sparse
 from poseidon.engine.streams import Streams
 from poseidon.planning import Book, FactorSize, Unit
-from poseidon.schemes import Contribution, Touched, combine, shaped, storage_order
+from poseidon.schemes import Contribution, Touched, combine, depth_of, shaped, storage_order
 
 
 class Merged(NamedTuple):
@@ -38,6 +38,9 @@ class Gradients:
 
     Attributes:
         params: whose gradients these are.
+
+    With staleness a dense gradient is copied: it is under way while the user may write to memory that was given to
+    ``p.grad`` by hand (views of one flat buffer).
     """
 
     def __init__(
@@ -47,10 +50,12 @@ class Gradients:
         self._book = book
         self.params = params
         self._depth = depth
+        self._keeps = depth > depth_of(0)  # results come after the round has closed
         self._records = records
         self._buffers: dict[tuple[int, int], torch.Tensor] = {}  # by unit and turn
         self._rows: dict[int, Touched | torch.Tensor | None] = {}  # settled, but not sent
         self._streams = Streams()  # on which gradients were settled
+        self._like = [_like(p) for p in params]
 
     def settle(self, index: int) -> FactorSize | None:
         """All uses of a parameter are in. What cannot leave as factors becomes a dense ``p.grad``.
@@ -107,6 +112,13 @@ class Gradients:
     def _scheme(self, index: int) -> str:
         return self._book.units[self._book.unit_of[index]].scheme
 
+    def altered(self) -> str | None:
+        """Name of a parameter that is another in type, shape or order in memory than this plan's; None: none is."""
+        for p, like, info in zip(self.params, self._like, self._book.params, strict=True):
+            if _like(p) != like:
+                return info.name
+        return None
+
     def found(self) -> bool:
         """Is there any gradient that is not zero, of what has not been sent yet? A device is waited for. Only asked
         where the rows of a step are not known otherwise."""
@@ -129,7 +141,10 @@ class Gradients:
         record = self._records.get(index)
         if isinstance(record, Factors) and record.factors:
             return self._factored(unit, record, round_, rows)
-        return Contribution(rows, dense=self._flat_grad(self.params[index]))
+        dense = self._flat_grad(self.params[index])
+        if dense is not None and self._keeps and self._device.has_values:
+            dense = dense.clone()
+        return Contribution(rows, dense=dense)
 
     def _factored(self, unit: Unit, record: Factors, round_: int, rows: int) -> Contribution:
         """u and v, each [k, ...] of all uses, copied side by side: u's rows first, then v's."""
@@ -234,6 +249,10 @@ class Gradients:
         elif grad.data_ptr() != flat.data_ptr() or grad.numel() == 0:
             with torch.no_grad():
                 grad.copy_(value)
+
+
+def _like(p: torch.Tensor) -> tuple[object, ...]:
+    return p.dtype, p.shape, p.stride()
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 
 
 class Settings:
-    """What stands in the parameter groups now, but for the parameters.
+    """What stands in the parameter groups now, and which parameters: those of groups added later get no older gradient.
 
     Args:
         own: (group, key) of what the optimizer itself is seen to change in a step (counters of optimizers that keep
@@ -18,11 +18,15 @@ class Settings:
     def __init__(self, optimizer: torch.optim.Optimizer, own: set[tuple[int, str]]) -> None:
         self._groups, self._own = optimizer.param_groups, own
         self._values = [_copy(group) for group in self._groups]
+        self._params = [list(group["params"]) for group in self._groups]
         self._outside: list[dict[str, Any]] = []
+        self._all: list[list[torch.Tensor]] = []  # parameters, as the groups have them outside of the step
 
     def enter(self) -> None:
         """A step is about to be made with them."""
-        self._outside = []
+        self._outside, self._all = [], [group["params"] for group in self._groups]
+        for number, group in enumerate(self._groups):
+            group["params"] = self._params[number] if number < len(self._params) else []
         for number, (group, values) in enumerate(zip(self._groups, self._values, strict=False)):
             mine = {key: value for key, value in values.items() if (number, key) not in self._own}
             self._outside.append({key: group[key] for key in mine if key in group})
@@ -30,6 +34,8 @@ class Settings:
 
     def leave(self) -> None:
         """It is made: what stood there before stands there again."""
+        for group, params in zip(self._groups, self._all, strict=False):
+            group["params"] = params
         for number, (group, outside) in enumerate(zip(self._groups, self._outside, strict=False)):
             for key, value in outside.items():
                 if _same(group.get(key), self._values[number][key]):

@@ -17,9 +17,10 @@ would change weights in the middle of an iteration.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,8 @@ from poseidon.engine.plan import Plan
 from poseidon.engine.settings import Settings
 from poseidon.engine.stepping import Stepping
 from poseidon.errors import UserError
+
+log = logging.getLogger("poseidon")
 
 Item = tuple[int, int, Any]
 
@@ -70,6 +73,7 @@ class Staleness:
         fixed: apply what the bound demands and no more, however much is complete.
         take: waits for a plan's next result.
         stepping: notices the user's steps, and is told of our own.
+        read: weights are about to be read; drains, if it is not the middle of an iteration.
     """
 
     def __init__(
@@ -79,17 +83,21 @@ class Staleness:
         fixed: bool,
         take: Callable[[Plan], Item],
         stepping: Stepping,
+        read: Callable[[], None],
     ) -> None:
-        self._exchange, self._take, self._stepping = exchange, take, stepping
+        self._exchange, self._take, self._stepping, self._read = exchange, take, stepping, read
         self._bound, self._fixed = bound, fixed
         self.applied = -1  # c
+        self._inside = False  # a step, whoever's, that applies something; one that raised has no end
         self._late: deque[Late] = deque()
         self._due: list[Late] = []  # what the next step applies
         self._optimizer: torch.optim.Optimizer | None = None
+        self._warned = False
         self._own: set[tuple[int, str]] = set()  # see Settings
         self._handles: list[RemovableHandle] = []
         self._written: list[_Seen] = []  # p.grad, as backward() left it
         self._spent: list[_Seen] = []  # and as step() did
+        self._unzeroed = False
 
     # --- rounds ------------------------------------------------------------------------------------------------
 
@@ -102,7 +110,8 @@ class Staleness:
         if self._late and self._late[-1].settings is None:
             self._fail(
                 f"backward pass {round_} before the step of the one before it: with comm.staleness every step has one "
-                f"backward pass that synchronises; put all others inside session.no_sync()"
+                f"backward pass that synchronises; put all others inside session.no_sync(), and freeze "
+                f"a model that only passes gradients on (requires_grad_(False))"
             )
         self._late.append(Late(plan, round_))
         least = round_ - self._bound
@@ -135,14 +144,23 @@ class Staleness:
 
     # --- iterations --------------------------------------------------------------------------------------------
 
+    def look(self, trained: Container[int]) -> None:
+        """A backward pass begins: perhaps one that adds to ``p.grad``, where the average that the last step applied may
+        still be.
+
+        Args:
+            trained: ids of the model's parameters; others may keep what they have.
+        """
+        self._unzeroed = any(id(seen.p) in trained and seen.unchanged() and seen.any() for seen in self._spent)
+
     def begin(self) -> None:
-        """Gradients of an iteration are about to be made.
+        """The first gradient of an iteration was made.
 
         Raises:
-            UserError: what the last step has applied is still there.
+            UserError: it was added to what the last step has applied.
         """
-        spent, self._spent = self._spent, []
-        if any(seen.unchanged() for seen in spent):
+        self._spent = []
+        if self._unzeroed:
             self._fail(
                 "gradients are not zeroed between the steps: with comm.staleness p.grad is the average of an earlier "
                 "iteration, to which nothing can be added; call optimizer.zero_grad()"
@@ -157,10 +175,19 @@ class Staleness:
         if closure is not None:
             self._fail("a step with a closure: with comm.staleness an optimizer must step on gradients that are there")
         newest = self._late[-1]
+        if self._inside:
+            self._fail("the optimizer's step before this one ended in an exception: this run cannot go on")
         if optimizer is not self._optimizer:
             if newest.settings is not None:
                 self._fail("a second optimizer steps this model: with comm.staleness there must be one for each model")
             self._adopt(optimizer)
+        params = newest.plan.gradients.params
+        ids = {id(p) for p in params}
+        if any(id(p) not in ids and p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            self._fail(
+                f"{type(optimizer).__name__} also steps parameters that are not of this model: with comm.staleness one "
+                f"step may be several, or none; make an optimizer of their own for them"
+            )
         newest.settings = Settings(optimizer, self._own)
         written, self._written = self._written, []
         if not self._fixed and not all(seen.unchanged() for seen in written):
@@ -172,7 +199,6 @@ class Staleness:
         due, self._due = self._due, []
         if not due:
             return
-        params = newest.plan.gradients.params
         last = [p.grad for p in params]
         for late in due[:-1]:
             self._apply(late)
@@ -191,12 +217,27 @@ class Staleness:
 
     def drain(self) -> None:
         """Apply all that this rank has stepped for, after waiting for it: then its weights are those of every rank that
-        has made as many steps."""
-        stepped = [late for late in self._late if late.settings is not None]
-        if not stepped:
+        has made as many steps. Inside a step (a hook of the user's that reads weights) they stay as they are.
+
+        Raises:
+            UserError: there are other weights than when it was sent.
+        """
+        if self._inside or not self._stepped:
             return
+        # Whatever the user reads weights in: state made there would be of no use outside, or less precise.
+        with torch.inference_mode(mode=False), torch.autocast("cpu", enabled=False):
+            self._drain(self._stepped)
+
+    def _drain(self, stepped: list[Late]) -> None:
+        gradients = stepped[-1].plan.gradients
+        name = gradients.altered()
+        if name is not None:
+            self._fail(
+                f"{name} was changed in type, shape or order in memory while averages wait to be applied to it: call "
+                f"session.synchronize() before"
+            )
         self._receive(stepped[-1].round)
-        params = stepped[-1].plan.gradients.params
+        params = gradients.params
         # Gradients that are being accumulated stay; one that was due is now applied.
         kept = [None if self._due else p.grad for p in params]
         self._due, self._written = [], []
@@ -204,7 +245,21 @@ class Staleness:
             self._apply(late)
         for p, grad in zip(params, kept, strict=True):
             p.grad = grad
-        self._spent = []
+
+    def warn_not_drained(self) -> None:
+        """A state_dict is made in the middle of an iteration."""
+        if self._stepped and not self._inside and not self._warned:
+            self._warned = True
+            log.warning(
+                "rank %d: a state_dict made in the middle of an iteration (a backward pass before its step, an output "
+                "of the model still held) lacks averages that are under way: call session.synchronize() before, and "
+                "evaluate under torch.no_grad()",
+                self._exchange.rank,
+            )
+
+    @property
+    def _stepped(self) -> list[Late]:
+        return [late for late in self._late if late.settings is not None]
 
     @property
     def between(self) -> bool:
@@ -228,23 +283,24 @@ class Staleness:
         assert late.settings is not None
         assert late.round == self.applied + 1 == self._late[0].round
         late.settings.enter()
+        self._inside = True
         self.applied = late.round
 
     def _leave(self) -> None:
         settings = self._late[0].settings
         assert settings is not None
         settings.leave()
+        self._inside = False
 
     def _adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """From now on this one steps; what is left of the steps of another is applied by that."""
         self.drain()
         self.close()
         self._optimizer, self._own = optimizer, set()
-        drained = Hook(lambda *_: self.drain())
         self._handles = [
             optimizer.register_step_post_hook(Hook(self._after_step)),
-            optimizer.register_state_dict_pre_hook(drained),
-            optimizer.register_load_state_dict_pre_hook(drained),
+            optimizer.register_state_dict_pre_hook(Hook(lambda *_: self._read())),
+            optimizer.register_load_state_dict_pre_hook(Hook(lambda *_: self.drain())),
         ]
 
     def close(self) -> None:
@@ -263,15 +319,20 @@ class _Seen:
 
     def __init__(self, p: torch.Tensor) -> None:
         grad = p.grad
-        self._p = p
+        self.p = p
         self.grad = None if grad is None else weakref.ref(grad)
         self._version = 0 if grad is None else grad._version
 
     def unchanged(self) -> bool:
-        grad = self._p.grad
+        grad = self.p.grad
         if grad is None or self.grad is None:
             return grad is None and self.grad is None
         return grad is self.grad() and grad._version == self._version
+
+    def any(self) -> bool:
+        """Is there anything in it? Zeroing through ``p.grad.data`` shows in no version."""
+        grad = self.p.grad
+        return grad is not None and bool((grad.coalesce().values() if grad.is_sparse else grad).any())
 
 
 def _see(params: Iterable[torch.Tensor]) -> list[_Seen]:

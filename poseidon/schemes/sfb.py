@@ -159,4 +159,5 @@ def _multiply(parts: Sequence[tuple[Contribution, float]], m: int, n: int, wante
         torch.mul(mine, weight, out=u[row : row + c.k])
         v[row : row + c.k].copy_(c.factors[c.k * m :].view(c.k, n))
         row += c.k
-    return torch.mm(u.t(), v)
+    with torch.autocast(u.device.type, enabled=False):  # the user may read weights inside of it, on one rank alone
+        return torch.mm(u.t(), v)

@@ -38,6 +38,7 @@ def trained(
     after: Callable[[Session, nn.Module, torch.optim.Optimizer, int], Any] = lambda *_: None,
     steps: int = 5,
     sizes: list[int] = SIZES,
+    **options: Any,
 ) -> list[list[torch.Tensor]]:
     """Each rank's last weights."""
     case = mlp()
@@ -46,7 +47,8 @@ def trained(
     def body(session: Session) -> list[torch.Tensor]:
         model = copy.deepcopy(base)
         its = optimizer(model)
-        session.distribute(model, its, comm="hybrid", staleness=staleness, staleness_mode=mode)  # type: ignore[arg-type]
+        chosen = {"comm": "hybrid", "staleness": staleness, "staleness_mode": mode, **options}
+        session.distribute(model, its, **chosen)
         for number in range(steps):
             (x,), _ = share(case.data(number, sum(sizes)), session.rank, sizes)
             step(session, model, its, x, number)
