@@ -23,6 +23,7 @@ from torch.autograd import forward_ad as fwad
 from torch.autograd.graph import get_gradient_edge
 
 from poseidon.engine.streams import Streams
+from poseidon.schemes import autocast_device
 from poseidon.transport import Owner
 
 Tensor = torch.Tensor
@@ -148,7 +149,7 @@ class _FactorLinear(torch.autograd.Function):
         (u,) = grads
         wt, x = ctx.saved_tensors if ctx.shape_b is None else reversed(ctx.saved_tensors)
         gx = gw = gb = None
-        with torch.autocast(_autocast_device(u), enabled=False):
+        with torch.autocast(autocast_device(u), enabled=False):
             if ctx.needs_input_grad[0]:
                 gx = u @ wt.t()
             if ctx.needs_input_grad[2]:
@@ -166,7 +167,7 @@ class _FactorLinear(torch.autograd.Function):
 
 def linear(x: Tensor, w: Tensor, b: Tensor | None, record: Record) -> Tensor:
     """``F.linear(x, w, b)``, whose backward records: by the same operations, of which only the product is ours."""
-    device = _autocast_device(x)
+    device = autocast_device(x)
     autocast = torch.is_autocast_enabled(device)
     if autocast:
         dtype = torch.get_autocast_dtype(device)
@@ -186,11 +187,6 @@ def linear(x: Tensor, w: Tensor, b: Tensor | None, record: Record) -> Tensor:
 def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
     """As autocast does: not what is more precise on purpose."""
     return t if t.dtype == torch.float64 else t.to(dtype)
-
-
-def _autocast_device(x: Tensor) -> str:
-    """Where autocast is asked about; it does not know the meta device, on which plans are made."""
-    return "cpu" if x.is_meta else x.device.type
 
 
 def backward_mode(record: Record) -> str:

@@ -33,6 +33,7 @@ from poseidon.engine.plan import Plan
 from poseidon.engine.settings import Settings
 from poseidon.engine.stepping import Stepping
 from poseidon.errors import UserError
+from poseidon.schemes import autocast_device
 
 log = logging.getLogger("poseidon")
 
@@ -225,7 +226,8 @@ class Staleness:
         if self._inside or not self._stepped:
             return
         # Whatever the user reads weights in: state made there would be of no use outside, or less precise.
-        with torch.inference_mode(mode=False), torch.autocast("cpu", enabled=False):
+        device = autocast_device(self._late[0].plan.gradients.params[0])
+        with torch.inference_mode(mode=False), torch.autocast(device, enabled=False):
             self._drain(self._stepped)
 
     def _drain(self, stepped: list[Late]) -> None:

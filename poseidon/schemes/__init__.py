@@ -4,7 +4,7 @@ from poseidon.planning import Unit
 from poseidon.schemes.adam import Adam
 from poseidon.schemes.average import accumulator_dtype, depth_of
 from poseidon.schemes.base import Context, Contribution, Scheme, Share, Touched
-from poseidon.schemes.memory import from_bytes, in_order, raw, shaped, storage_order
+from poseidon.schemes.memory import autocast_device, from_bytes, in_order, raw, shaped, storage_order
 from poseidon.schemes.ps import PS
 from poseidon.schemes.rows import Rows, combine, merge, sum_rows
 from poseidon.schemes.sfb import SFB, reconstruct
@@ -20,6 +20,7 @@ __all__ = [
     "Share",
     "Touched",
     "accumulator_dtype",
+    "autocast_device",
     "combine",
     "depth_of",
     "from_bytes",

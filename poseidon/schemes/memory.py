@@ -59,3 +59,8 @@ def shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if like.is_contiguous() or storage_order(like.detach()) is None:
         return flat.view(like.shape)
     return torch.as_strided(flat, like.shape, like.stride(), flat.storage_offset())
+
+
+def autocast_device(tensor: torch.Tensor) -> str:
+    """Where autocast is asked about; it does not know the meta device, on which plans are made."""
+    return "cpu" if tensor.is_meta else tensor.device.type

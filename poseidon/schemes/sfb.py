@@ -11,7 +11,7 @@ from poseidon.planning import Unit
 from poseidon.schemes.average import accumulator_dtype
 from poseidon.schemes.base import Context, Contribution, Share
 from poseidon.schemes.broadcast import Broadcast, Message, as_type, dense_copy, weighted
-from poseidon.schemes.memory import raw
+from poseidon.schemes.memory import autocast_device, raw
 from poseidon.transport import Header, Kind
 
 #: A factor's element type, by the number that stands in its header's `pair`: under autocast factors are
@@ -159,5 +159,5 @@ def _multiply(parts: Sequence[tuple[Contribution, float]], m: int, n: int, wante
         torch.mul(mine, weight, out=u[row : row + c.k])
         v[row : row + c.k].copy_(c.factors[c.k * m :].view(c.k, n))
         row += c.k
-    with torch.autocast(u.device.type, enabled=False):  # the user may read weights inside of it, on one rank alone
+    with torch.autocast(autocast_device(u), enabled=False):  # the user may read weights inside of it, on one rank alone
         return torch.mm(u.t(), v)
