@@ -25,7 +25,7 @@ from poseidon.errors import PoseidonError, UserError
 from poseidon.planning import FactorSize, Topology
 from poseidon.transport import MAX_PAYLOAD, Endpoint, Owner
 
-Comm = Literal["single", "ps", "sfb", "hybrid", "project_adam", "ddp", "fsdp"]
+Comm = Literal["single", "ps", "sfb", "hybrid", "block", "project_adam", "ddp", "fsdp"]
 _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.")
 COMMS = get_args(Comm)
 
@@ -108,9 +108,10 @@ class Session:
 
         Args:
             comm: ``hybrid``: per layer, whichever moves fewer floats of ``ps`` (sharded parameter server) and
-                ``sfb`` (sufficient factors; Linear layers only); ``project_adam``: a baseline of the papers, a Linear
-                layer's factors to its owner, the whole matrix back to all; ``ddp``: PyTorch's own; ``fsdp``: PyTorch's
-                too, parameters and optimizer sharded; ``single``: world size 1.
+                ``sfb`` (sufficient factors; Linear layers only); ``block``: a Linear layer's factors to the owners of
+                blocks of its matrix, the multiplied blocks back to all; ``project_adam``: a baseline of the papers,
+                the same with one owner of the whole matrix; ``ddp``: PyTorch's own; ``fsdp``: PyTorch's too,
+                parameters and optimizer sharded; ``single``: world size 1.
             overlap: ``backward``: a layer's gradient leaves while the layers below still compute; ``none``: all
                 communication after the backward pass.
             rule: how hybrid chooses (``paper``: P17, algorithm 1), from the rows that iteration 0 really had.

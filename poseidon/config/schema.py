@@ -21,6 +21,7 @@ class Comm(Choice):
     ps = "ps"
     sfb = "sfb"
     hybrid = "hybrid"
+    block = "block"
     project_adam = "project_adam"
     ddp = "ddp"
     fsdp = "fsdp"

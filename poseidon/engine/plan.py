@@ -21,7 +21,7 @@ from poseidon.schemes import depth_of
 class Options:
     """How one model is made data-parallel; equal on all ranks."""
 
-    comm: str = "hybrid"  # ps | sfb | hybrid | project_adam
+    comm: str = "hybrid"  # ps | sfb | hybrid | block | project_adam
     overlap: str = "backward"  # none | backward
     rows: str = "leading"  # leading | equal
     kv_bytes: int = 2 * 1024 * 1024

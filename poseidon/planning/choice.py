@@ -20,7 +20,7 @@ from poseidon.planning.cost import (
 from poseidon.planning.topology import Topology
 
 #: What every linear layer goes by under a comm that does not choose.
-_ALL: dict[str, Scheme] = {"sfb": "sfb", "project_adam": "adam"}
+_ALL: dict[str, Scheme] = {"sfb": "sfb", "project_adam": "adam", "block": "block"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def decide(
     leaves it: the rule then takes its devices for nodes.
 
     Args:
-        comm: ``ps``, ``sfb``, ``hybrid`` (the papers' rule) or ``project_adam``.
+        comm: ``ps``, ``sfb``, ``hybrid`` (the papers' rule), ``block`` or ``project_adam``.
         seen_by_rank: per rank, the factors of each weight whose gradient was, on that rank in iteration 0,
             purely their product. A weight missing on any rank (also used elsewhere, accumulated, unused) has
             no factors to send there and goes by PS. An embedding that was not used has 0 rows.
@@ -103,7 +103,7 @@ def describe(book: Book, factors: Mapping[str, FactorSize], rank: int) -> list[d
                 "floats_sfb": sfb_floats(m, n, linear, p) if linear else None,
                 "floats_rows": rows_floats(n, k, p) if k is not None and param.factors == "rows" else None,
                 "floats_adam": adam_floats(m, n, linear, p) if linear else None,
-                "floats_block": block_floats(m, n, linear, p) if linear else None,
+                "floats_block": block_floats(m, n, linear, p, servers, dedicated) if linear else None,
                 "unit": unit.index,
                 "merged": unit.merged,
                 "servers": sorted({pair.server for pair in unit.pairs}),

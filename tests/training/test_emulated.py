@@ -60,7 +60,7 @@ def test_devices_of_a_node_send_what_is_planned(tmp_path: Path, comm: str) -> No
         assert result[f"bytes_{what}_per_iteration"] == pytest.approx(planned)
 
 
-@pytest.mark.parametrize("comm", ["ps", "hybrid", "project_adam"])
+@pytest.mark.parametrize("comm", ["ps", "hybrid", "block", "project_adam"])
 def test_has_speeds_and_bytes_but_nothing_that_needs_values(tmp_path: Path, comm: str) -> None:
     result = run(tmp_path, 2, f"comm={comm}")[0]
     assert result["replica_digests"] == [None, None]
