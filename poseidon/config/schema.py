@@ -40,9 +40,10 @@ class Overlap(Choice):
 
 
 class Rule(Choice):
-    """How comm=hybrid chooses a layer's scheme."""
+    """How comm=hybrid chooses a layer's scheme: by the papers' count of floats, or by predicted time."""
 
     paper = "paper"
+    time = "time"
 
 
 class StalenessMode(Choice):

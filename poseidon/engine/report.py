@@ -48,6 +48,7 @@ def report(engine: Engine, exchange: Exchange, model: int) -> dict[str, Any]:
     return {
         "schemes": schemes_by_layer(plan_rows),
         "plan": plan_rows,
+        "rates": engine.decision.rates,
         "iterations": iterations,
         "bytes_sent_per_iteration": sent / iterations if iterations else 0.0,
         "bytes_dense_per_iteration": dense / iterations if iterations else 0.0,

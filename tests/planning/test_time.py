@@ -79,8 +79,8 @@ def test_many_layers_are_planned_in_time():
 
 @pytest.mark.parametrize("overlap", ["none", "backward", "full"])
 def test_an_iteration_by_hand(overlap):
-    """Two layers of 1 + 2 s, 3 s on the link each. Overlapping, the last layer's gradient leaves at 4, the first one's at
-    6. Where the next forward pass begins before all is in, the first one's goes first, and is in at 9."""
+    """Two layers of 1 + 2 s, 3 s on the link each. Overlapping, the last layer's gradient leaves at 4, the first
+    one's at 6. Where the next forward pass begins before all is in, the first one's goes first, and is in at 9."""
     seconds = iteration_seconds([Pass(1.0, 2.0, Stage(3.0))] * 2, overlap)
     assert seconds == pytest.approx({"none": 12, "backward": 10, "full": 9}[overlap], rel=0.01)
 
