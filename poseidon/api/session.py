@@ -360,6 +360,7 @@ class Session:
         return {
             "schemes": dict.fromkeys(sorted(layers), scheme),
             "plan": [],
+            "rates": None,
             "bytes_sent_per_iteration": planned,
             "bytes_dense_per_iteration": planned,
             "bytes_planned_per_iteration": planned,

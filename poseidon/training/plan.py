@@ -63,6 +63,7 @@ def make_plan(config: TrainConfig) -> Plan:
         rows=rows,
         totals=totals(rows, nodes),
         bytes_sent_per_node=sent,
+        rates=decision.rates,
     )
 
 
