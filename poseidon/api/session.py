@@ -34,10 +34,10 @@ from poseidon.engine import Device as Accelerator
 from poseidon.engine.start import agree, manifest
 from poseidon.engine.steps import warn_of_strangers
 from poseidon.errors import PoseidonError, UserError
-from poseidon.planning import FactorSize, Topology
+from poseidon.planning import FactorSize, Timing, Topology
 from poseidon.transport import MAX_PAYLOAD, Endpoint, Owner
 
-Comm = Literal["single", "ps", "sfb", "hybrid", "project_adam", "downpour", "ddp", "fsdp"]
+Comm = Literal["single", "ps", "sfb", "hybrid", "block", "project_adam", "downpour", "ddp", "fsdp"]
 _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.")
 COMMS = get_args(Comm)
 
@@ -103,7 +103,7 @@ class Session:
         comm: Comm = "hybrid",
         *,
         overlap: Literal["none", "backward"] = "backward",
-        rule: Literal["paper"] = "paper",
+        rule: Literal["paper", "time"] = "paper",
         rows: Literal["leading", "equal"] = "leading",
         kv_bytes: int = 2 * 1024 * 1024,
         merge_bytes: int = 64 * 1024,
@@ -111,6 +111,7 @@ class Session:
         staleness_mode: Literal["newest", "fixed"] = "newest",
         bucket_cap_mb: float = 25.0,
         sizes: Mapping[str, FactorSize] | None = None,
+        timing: Timing | None = None,
     ) -> nn.Module:
         """Make a plain model and its optimizer (or several) data-parallel, in place. Collective.
 
@@ -120,13 +121,16 @@ class Session:
 
         Args:
             comm: ``hybrid``: per layer, whichever moves fewer floats of ``ps`` (sharded parameter server) and
-                ``sfb`` (sufficient factors; Linear layers only); ``project_adam``: a baseline of the papers, a Linear
-                layer's factors to its owner, the whole matrix back to all; ``downpour``: another one, asynchronous, see
+                ``sfb`` (sufficient factors; Linear layers only); ``block``: a Linear layer's factors to the owners of
+                blocks of its matrix, the multiplied blocks back to all; ``project_adam``: a baseline of the papers,
+                the same with one owner of the whole matrix; ``downpour``: another one, asynchronous, see
                 :mod:`poseidon.engine.downpour`; ``ddp``: PyTorch's own; ``fsdp``: PyTorch's too, parameters and
                 optimizer sharded; ``single``: world size 1.
             overlap: ``backward``: a layer's gradient leaves while the layers below still compute; ``none``: all
                 communication after the backward pass.
-            rule: how hybrid chooses (``paper``: P17, algorithm 1), from the rows that iteration 0 really had.
+            rule: how hybrid chooses, from the rows that iteration 0 really had: ``paper``: as above (P17, algorithm 1);
+                ``time``: of ps, sfb and block what is predicted to take least, from rates of processors and links that
+                are measured now, in about a second, and the layers' seconds in iteration 0.
             rows: n_r: ``leading``: as the model's input shows, the first dimension of the first tensor in it (or the
                 length of a list); ``equal``: all ranks weigh the same, as in DDP. See also :meth:`rows`.
             kv_bytes: largest KV pair and message, in bytes.
@@ -139,6 +143,7 @@ class Session:
             bucket_cap_mb: ddp only: bucket size in MiB.
             sizes: of the factors that iteration 0 would tell, by name of the weight, equal on all ranks; without them
                 iteration 0 goes by PS and tells.
+            timing: what ``rule="time"`` would measure, equal on all ranks.
 
         Returns:
             `model` itself.
@@ -149,7 +154,7 @@ class Session:
         self._check_open()
         one_of("comm", comm, COMMS)
         one_of("overlap", overlap, ("none", "backward"))
-        one_of("rule", rule, ("paper",))
+        one_of("rule", rule, ("paper", "time"))
         one_of("rows", rows, ("leading", "equal"))
         if not 1024 <= kv_bytes <= MAX_PAYLOAD:
             raise UserError(f"kv_bytes={kv_bytes} must lie between 1024 and {MAX_PAYLOAD}")
@@ -184,13 +189,13 @@ class Session:
                 raise PoseidonError(f"comm='fsdp' does not know torch {torch.__version__}: {error}") from error
             sync = FSDP(model, optimizers, self.device, merge_bytes, self.accelerator)
         elif self._exchange is not None:
-            options = Options(comm, overlap, rows, kv_bytes, merge_bytes, staleness, staleness_mode)
+            options = Options(comm, overlap, rows, kv_bytes, merge_bytes, staleness, staleness_mode, rule)
             device, here = self._accelerator_of(model), self._job.local_world_size
             if comm == "downpour":
                 sync = Downpour(model, optimizers, self._exchange, index, options, device)
                 sync.meet = self._meet
             else:
-                sync = Engine(model, optimizers, self._exchange, index, options, device, here, sizes)
+                sync = Engine(model, optimizers, self._exchange, index, options, device, here, sizes, timing)
                 sync.stepping.meet = self._meet
         if sync is not None:
             weigh(model, sync.rows_now if isinstance(sync, Engine) else lambda: (1, True))

@@ -21,6 +21,7 @@ class Comm(Choice):
     ps = "ps"
     sfb = "sfb"
     hybrid = "hybrid"
+    block = "block"
     project_adam = "project_adam"
     downpour = "downpour"
     ddp = "ddp"
@@ -40,9 +41,10 @@ class Overlap(Choice):
 
 
 class Rule(Choice):
-    """How comm=hybrid chooses a layer's scheme."""
+    """How comm=hybrid chooses a layer's scheme: by the papers' count of floats, or by predicted time."""
 
     paper = "paper"
+    time = "time"
 
 
 class StalenessMode(Choice):

@@ -12,7 +12,7 @@ from poseidon.schemes import raw, storage_order
 from poseidon.transport import Header, Kind
 
 #: Mailbox tags of tensors. From the last one on they number the broadcasts.
-TAG_BUFFERS, TAG_LIVE, TAG_SLICES, TAG_TENSORS = 1, 2, 3, 16
+TAG_BUFFERS, TAG_LIVE, TAG_SLICES, TAG_RATES, TAG_TENSORS = 1, 2, 3, 4, 16
 _PIECE = 4 * 1024 * 1024
 
 

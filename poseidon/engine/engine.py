@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,13 +39,14 @@ from poseidon.engine.parameters import (
     whole_is_compiled,
 )
 from poseidon.engine.plan import Options, Plan
+from poseidon.engine.rates import measure
 from poseidon.engine.staleness import Staleness
 from poseidon.engine.start import agree, manifest
 from poseidon.engine.state import share_state
 from poseidon.engine.stepping import Stepping
 from poseidon.engine.steps import holds
 from poseidon.errors import PoseidonError, UserError
-from poseidon.planning import Decision, FactorSize, compulsory, decide
+from poseidon.planning import Decision, FactorSize, Timing, compulsory, decide
 from poseidon.schemes import Share
 
 log = logging.getLogger("poseidon")
@@ -57,6 +59,7 @@ class Engine:
         device: where gradients are made, if not on this host.
         ranks_here: ranks of this machine, which share its memory.
         sizes: of the factors that iteration 0 would tell, equal on all ranks: then nothing needs finding out.
+        timing: of the cluster, which comm.rule=time else measures, and of the layers; equal on all ranks.
 
     Raises:
         UserError: the ranks' models differ, or this model cannot be distributed yet.
@@ -72,6 +75,7 @@ class Engine:
         device: Device | None = None,
         ranks_here: int = 1,
         sizes: Mapping[str, FactorSize] | None = None,
+        timing: Timing | None = None,
     ) -> None:
         self._device = device or Host()
         check_distributable(model, self._device.where)
@@ -96,6 +100,9 @@ class Engine:
             )
         self._optimizers = optimizers
         agree(exchange, index, manifest(model, vars(options), optimizers), self._device.where)
+        self._timing = timing
+        if timing is None and options.rule == "time" and options.comm == "hybrid" and len(exchange.topology.nodes) > 1:
+            self._timing = Timing(measure(exchange, index, self._device.where), {}, {})
         if self._device.has_values:
             state = [*model.parameters(), *model.buffers()]
             broadcast(exchange, index, TAG_TENSORS, state, "initial state")
@@ -125,7 +132,7 @@ class Engine:
         if self._sizes is not None:
             topology = self._exchange.topology
             seen = [dict(self._sizes)] * len(topology.workers)
-            self._adopt(decide(self.options.comm, self._infos, seen, topology))
+            self._adopt(decide(self.options.comm, self._infos, seen, topology, self._timing, self.options.overlap))
         self._hook()
         self._new_round()
 
@@ -302,6 +309,7 @@ class Engine:
         if self._task is None and self._sync:
             self._notice_changes()
             self._task = torch._C._current_graph_task_id()
+            self._out.begin()
             Variable._execution_engine.queue_callback(self._end)
 
     def _after_grad(self, p: torch.Tensor) -> None:
@@ -414,8 +422,11 @@ class Engine:
                 "that no communication hides under it; compile it block by block (block.compile()) instead"
             )
         mine = self.buffers.changed() if first else []
+        timing = self._timing
+        if timing is not None and not timing.backward:
+            timing = replace(timing, backward=self._out.seconds)
         decision, live = negotiate(
-            self._exchange, self._index, self.options.comm, self._infos, self._out.factor_sizes, mine
+            self._exchange, self._index, self.options, self._infos, self._out.factor_sizes, mine, timing
         )
         self.buffers.keep_alive(live)
         self._adopt(decision)

@@ -78,7 +78,7 @@ class Gradients:
         # device; at what micro-batches have accumulated it need not look.
         pure = p.grad is None or not (record.given or bool(p.grad.any()))
         record.given = False
-        if pure and self._scheme(index) in ("sfb", "adam"):
+        if pure and self._scheme(index) in ("sfb", "adam", "block"):
             return size
         part = record.spend(None)
         assert part is not None

@@ -6,23 +6,26 @@ import json
 from collections.abc import Mapping, Sequence
 
 from poseidon.engine.exchange import Exchange
+from poseidon.engine.plan import Options
 from poseidon.engine.start import TAG_PLAN, TAG_SEEN
-from poseidon.planning import Decision, FactorSize, Param, decide
+from poseidon.planning import Decision, FactorSize, Param, Timing, decide
 
 
 def negotiate(
     exchange: Exchange,
     model: int,
-    comm: str,
+    options: Options,
     params: Sequence[Param],
     seen: Mapping[str, FactorSize],
     buffers: Sequence[str],
+    timing: Timing | None,
 ) -> tuple[Decision, list[str]]:
     """Collective, after a round by PS.
 
     Args:
         seen: this rank's factors of that round, by name of the weight.
         buffers: on rank 0, names of those that training changes and may read; on others unused.
+        timing: on rank 0, what comm.rule=time goes by; else None.
 
     Returns:
         What all go by from now on, and rank 0's `buffers`.
@@ -32,13 +35,13 @@ def negotiate(
     """
     if exchange.rank:
         exchange.say(0, model, TAG_SEEN, json.dumps(seen))
-        schemes, factors, theirs = json.loads(exchange.hear(0, model, TAG_PLAN, "plan"))
-        return Decision(schemes, _sizes(factors)), theirs
+        schemes, factors, rates, theirs = json.loads(exchange.hear(0, model, TAG_PLAN, "plan"))
+        return Decision(schemes, _sizes(factors), rates), theirs
     everyone = [dict(seen)]
     for peer in range(1, exchange.world_size):
         everyone.append(_sizes(json.loads(exchange.hear(peer, model, TAG_SEEN, "rows of iteration 0"))))
-    decision = decide(comm, params, everyone, exchange.topology)
-    text = json.dumps([decision.schemes, decision.factors, buffers])
+    decision = decide(options.comm, params, everyone, exchange.topology, timing, options.overlap)
+    text = json.dumps([decision.schemes, decision.factors, decision.rates, buffers])
     for peer in range(1, exchange.world_size):
         exchange.say(peer, model, TAG_PLAN, text)
     return decision, list(buffers)

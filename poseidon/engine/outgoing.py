@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from poseidon.engine.forwards import StepRows
 from poseidon.engine.plan import Plan
 from poseidon.planning import FactorSize, Unit
@@ -13,14 +15,21 @@ class Outgoing:
     Attributes:
         final: parameters whose gradients are.
         factor_sizes: of those that factors alone make up, by name.
+        seconds: of the backward pass until each gradient was final after the one before it, by name.
     """
 
     def __init__(self, plan: Plan, round_: int, step_rows: StepRows) -> None:
         self._plan, self._round, self._step_rows = plan, round_, step_rows
         self.final: set[int] = set()
         self.factor_sizes: dict[str, FactorSize] = {}
+        self.seconds: dict[str, float] = {}
+        self._moment = time.perf_counter()
         self._missing = [len(unit.params) for unit in plan.book.units]
         self._ready: list[Unit] = []  # final, but not sent
+
+    def begin(self) -> None:
+        """The backward pass begins."""
+        self._moment = time.perf_counter()
 
     def finalize(self, index: int) -> bool:
         """A parameter's gradient is final.
@@ -33,6 +42,8 @@ class Outgoing:
         """
         book = self._plan.book
         self.final.add(index)
+        before, self._moment = self._moment, time.perf_counter()
+        self.seconds[book.params[index].name] = self._moment - before
         size = self._plan.gradients.settle(index)
         if size is not None:
             self.factor_sizes[book.params[index].name] = size

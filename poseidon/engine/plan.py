@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
@@ -21,13 +22,14 @@ from poseidon.schemes import depth_of
 class Options:
     """How one model is made data-parallel; equal on all ranks."""
 
-    comm: str = "hybrid"  # ps | sfb | hybrid | project_adam
-    overlap: str = "backward"  # none | backward
+    comm: str = "hybrid"  # ps | sfb | hybrid | block | project_adam
+    overlap: Literal["none", "backward"] = "backward"
     rows: str = "leading"  # leading | equal
     kv_bytes: int = 2 * 1024 * 1024
     merge_bytes: int = 64 * 1024
     staleness: int = 0
     staleness_mode: str = "newest"  # newest | fixed
+    rule: str = "paper"  # paper | time
 
 
 class Plan:

@@ -45,6 +45,7 @@ def uncounted(model: nn.Module, scheme: str, sent: float) -> dict[str, Any]:
     return {
         "schemes": dict.fromkeys(sorted(layers), scheme),
         "plan": [],
+        "rates": None,
         "bytes_sent_per_iteration": sent,
         "bytes_dense_per_iteration": sent,
         "bytes_planned_per_iteration": sent,
@@ -93,6 +94,7 @@ def report(engine: Planned, exchange: Exchange, model: int) -> dict[str, Any]:
     return {
         "schemes": schemes_by_layer(plan_rows),
         "plan": plan_rows,
+        "rates": engine.decision.rates,
         "iterations": iterations,
         "bytes_sent_per_iteration": sent / iterations if iterations else 0.0,
         "bytes_dense_per_iteration": dense / iterations if iterations else 0.0,

@@ -4,6 +4,8 @@ from poseidon.planning.book import Book, Factors, FactorSize, KVPair, Param, Sen
 from poseidon.planning.buffered import Buffered, buffered
 from poseidon.planning.choice import Decision, compulsory, decide, describe, schemes_by_layer
 from poseidon.planning.cost import Scheme, best_scheme, sharded_bytes
+from poseidon.planning.time import Rates, Timing
+from poseidon.planning.timeline import Overlap
 from poseidon.planning.topology import Topology
 from poseidon.planning.totals import LayerRow, by_layer, totals
 
@@ -15,9 +17,12 @@ __all__ = [
     "Factors",
     "KVPair",
     "LayerRow",
+    "Overlap",
     "Param",
+    "Rates",
     "Scheme",
     "Sent",
+    "Timing",
     "Topology",
     "Unit",
     "best_scheme",

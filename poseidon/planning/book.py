@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from poseidon.planning.blocks import Blocks
 from poseidon.planning.cost import Scheme
 from poseidon.planning.topology import Topology
 
@@ -133,6 +134,8 @@ class Book:
         own = k * nodes / workers * row if self.topology.works(rank) else 0.0
         if unit.scheme == "adam":
             return self._by_adam(unit, rank, own)
+        if unit.scheme == "block":
+            return self._by_block(unit, rank, k * nodes / workers * itemsize)
         if not self.topology.works(rank):
             return Sent()
         beside, elsewhere = self.topology.beside(rank), nodes - 1
@@ -174,6 +177,30 @@ class Book:
             return Sent(0.0, own)
         return Sent(own, beside * unit.nbytes if self.speaks_for(unit, owner, rank) else 0.0)
 
+    def _by_block(self, unit: Unit, rank: int, row: float) -> Sent:
+        """`row`: bytes of one element in each row of a device's factors."""
+        topology, blocks = self.topology, Blocks(unit.shape, self.topology)
+        node, beside, home = topology.node_of(rank), topology.beside(rank), blocks.home(rank)
+        block = {owner: blocks.numel(cut) * unit.itemsize for owner, cut in blocks.owned.items()}
+        between = float(block.get(rank, 0) * (len(topology.nodes) - (node is not None)))
+        inside = float(block.get(rank, 0) * len(beside))
+        if node is None:
+            return Sent(between)
+        for peers, stretch in blocks.ways(rank, topology.device_of(rank)):
+            factors = row * sum(blocks.shape(stretch)) * len(peers)
+            if peers[0] in beside:
+                inside += factors
+            else:
+                between += factors
+        inside += sum(nbytes for owner, nbytes in block.items() if self._passes_on(unit, owner, rank)) * len(beside)
+        passed_on = sum(self._passes_on(unit, other, rank) for other in topology.workers)
+        near = sum(owner in beside for owner in home.owners)
+        return Sent(between, inside + passed_on * near * row * sum(blocks.shape(home.stretch)))
+
+    def _passes_on(self, unit: Unit, sender: int, rank: int) -> bool:
+        """Does `rank` hand on what `sender` sends, to the other devices of its node?"""
+        return self.topology.node_of(sender) != self.topology.node_of(rank) and self.speaks_for(unit, sender, rank)
+
 
 def build_book(
     params: Sequence[Param],
@@ -203,6 +230,8 @@ def build_book(
             pairs = _cut(numel, first.itemsize, load, kv_bytes, merge_bytes)
         elif scheme == "adam":
             pairs = (_whole(numel, first.itemsize, load),)
+        elif scheme == "block":
+            pairs = _blocks(first, topology, load)
         shape = first.shape if scheme != "ps" else ()
         units.append(Unit(index, tuple(members), scheme, merged, numel, first.itemsize, pairs, shape))
         for i in members:
@@ -247,6 +276,16 @@ def _whole(numel: int, itemsize: int, load: dict[int, int]) -> KVPair:
     server = min(load, key=lambda rank: (load[rank], rank))
     load[server] += numel * itemsize
     return KVPair(0, 0, numel, server)
+
+
+def _blocks(param: Param, topology: Topology, load: dict[int, int]) -> tuple[KVPair, ...]:
+    """A pair per block; offsets are those of the blocks one after the other. `load` is updated."""
+    blocks = Blocks(param.shape, topology)
+    pairs = []
+    for index, (owner, stretch) in enumerate(blocks.owned.items()):
+        load[owner] += blocks.numel(stretch) * param.itemsize
+        pairs.append(KVPair(index, stretch.start * blocks.short, blocks.numel(stretch), owner))
+    return tuple(pairs)
 
 
 def _cut(numel: int, itemsize: int, load: dict[int, int], kv_bytes: int, merge_bytes: int) -> tuple[KVPair, ...]:

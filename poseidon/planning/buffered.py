@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from poseidon.planning.blocks import Blocks
 from poseidon.planning.book import Book, FactorSize
 
 
@@ -33,7 +34,7 @@ def buffered(book: Book, rank: int, factors: Mapping[str, FactorSize], staleness
     nodes, workers = len(topology.nodes), len(topology.workers)
     gradients = rows = shards = 0.0
     for unit in book.units:
-        if unit.scheme in ("ps", "adam"):
+        if unit.scheme in ("ps", "adam", "block"):
             gradients += waiting * unit.nbytes
         if unit.scheme == "ps":
             owned = sum(pair.length for pair in unit.pairs if pair.server == rank) * unit.itemsize
@@ -43,6 +44,10 @@ def buffered(book: Book, rank: int, factors: Mapping[str, FactorSize], staleness
         k, itemsize = factors.get(param.name, FactorSize(0, 0))
         everyone = k * nodes * (param.row_bytes if unit.scheme == "rows" else sum(param.shape) * itemsize)
         rows += turns * everyone / workers
-        if unit.scheme != "adam" or unit.pairs[0].server == rank:
+        if unit.scheme == "block":
+            blocks = Blocks(unit.shape, topology)
+            mine = blocks.owned.get(rank)
+            rows += 0 if mine is None else waiting * everyone * sum(blocks.shape(mine)) / max(1, sum(param.shape))
+        elif unit.scheme != "adam" or unit.pairs[0].server == rank:
             rows += waiting * everyone
     return Buffered(int(gradients), int(rows), int(shards))

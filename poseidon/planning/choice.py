@@ -17,10 +17,12 @@ from poseidon.planning.cost import (
     rows_floats,
     sfb_floats,
 )
+from poseidon.planning.time import Timing, choose
+from poseidon.planning.timeline import Overlap
 from poseidon.planning.topology import Topology
 
 #: What every linear layer goes by under a comm that does not choose.
-_ALL: dict[str, Scheme] = {"sfb": "sfb", "project_adam": "adam"}
+_ALL: dict[str, Scheme] = {"sfb": "sfb", "project_adam": "adam", "block": "block"}
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,21 @@ class Decision:
     Attributes:
         schemes: scheme per parameter that can travel as factors or rows; all others go by PS.
         factors: size of its factors per such parameter (rows: the mean over nodes, rounded up).
+        rates: of the cluster, where they were what decided.
     """
 
     schemes: dict[str, Scheme]
     factors: dict[str, FactorSize]
+    rates: dict[str, Any] | None = None
 
 
 def decide(
-    comm: str, params: Sequence[Param], seen_by_rank: Sequence[Mapping[str, FactorSize]], topology: Topology
+    comm: str,
+    params: Sequence[Param],
+    seen_by_rank: Sequence[Mapping[str, FactorSize]],
+    topology: Topology,
+    timing: Timing | None = None,
+    overlap: Overlap = "backward",
 ) -> Decision:
     """Choose the scheme of every weight that can travel otherwise than whole.
 
@@ -45,10 +54,12 @@ def decide(
     give whole slices back. Where there is but one node, nothing leaves it: the rule then takes its devices for nodes.
 
     Args:
-        comm: ``ps``, ``sfb``, ``hybrid`` (the papers' rule), ``project_adam`` or ``downpour``.
+        comm: ``ps``, ``sfb``, ``hybrid`` (the papers' rule, or `timing`), ``block``, ``project_adam`` or ``downpour``.
         seen_by_rank: per rank, the factors of each weight whose gradient was, on that rank in iteration 0,
             purely their product. A weight missing on any rank (also used elsewhere, accumulated, unused) has
             no factors to send there and goes by PS. An embedding that was not used has 0 rows.
+        timing: hybrid chooses by predicted time (comm.rule=time), unless there is but one node.
+        overlap: what communication hides under.
     """
     ranks, nodes = len(seen_by_rank), len(topology.nodes)
     schemes: dict[str, Scheme] = {} if comm == "downpour" else compulsory(params)
@@ -61,7 +72,12 @@ def decide(
         factors[param.name] = FactorSize(k, max((size.itemsize for size in sizes), default=param.itemsize))
         if not param.counted and comm != "downpour":
             schemes[param.name] = _choose(comm, param, k if nodes > 1 else -(-k // ranks), topology)
-    return Decision(schemes, factors)
+    if comm != "hybrid" or timing is None or nodes == 1:
+        return Decision(schemes, factors)
+    linear = {param.name for param in params if param.factors == "linear"}
+    choices = {name: size for name, size in factors.items() if name in linear and size.rows}
+    schemes |= choose(params, choices, timing, topology, overlap)
+    return Decision(schemes, factors, timing.rates.as_dict())
 
 
 def compulsory(params: Sequence[Param]) -> dict[str, Scheme]:
@@ -103,7 +119,7 @@ def describe(book: Book, factors: Mapping[str, FactorSize], rank: int) -> list[d
                 "floats_sfb": sfb_floats(m, n, linear, p) if linear else None,
                 "floats_rows": rows_floats(n, k, p) if k is not None and param.factors == "rows" else None,
                 "floats_adam": adam_floats(m, n, linear, p) if linear else None,
-                "floats_block": block_floats(m, n, linear, p) if linear else None,
+                "floats_block": block_floats(m, n, linear, p, servers, dedicated) if linear else None,
                 "unit": unit.index,
                 "merged": unit.merged,
                 "servers": sorted({pair.server for pair in unit.pairs}),

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-Scheme = Literal["ps", "sfb", "rows", "adam"]
+Scheme = Literal["ps", "sfb", "rows", "adam", "block"]
 
 
 def ps_floats(m: int, n: int, workers: int, servers: int) -> float:
@@ -47,11 +47,19 @@ def adam_floats(m: int, n: int, rows: int, workers: int) -> float:
     return (workers - 1) * (m * n + rows * m + rows * n)
 
 
-def block_floats(m: int, n: int, rows: int, workers: int) -> float:
-    """Floats at each node when every node owns one block of W, cut along its longer side: factors go up to the
-    blocks' owners, who multiply them, and blocks come down to all (P15's "factors up, matrix down", balanced)."""
+def block_floats(m: int, n: int, rows: int, workers: int, servers: int, dedicated: bool = False) -> float:
+    """Floats at the node that moves most when every server owns one block of W, cut along its longer side: factors go
+    up to the blocks' owners, who multiply them, and blocks come down to all (P15's "factors up, matrix down",
+    balanced).
+
+    Args:
+        dedicated: servers are nodes that do not work.
+    """
     long, short = max(m, n), min(m, n)
-    return 2 * (workers - 1) * (rows * (long / workers + short) + m * n / workers)
+    block = (
+        rows * (long / servers + short) + m * n / servers
+    )  # what one worker and one owner have to do with each other
+    return (max(workers, servers) if dedicated else workers + servers - 2) * block
 
 
 def rows_floats(n: int, rows: int, workers: int) -> float:

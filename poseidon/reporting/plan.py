@@ -29,6 +29,7 @@ class Plan:
         rows: per layer.
         totals: floats per node and iteration, both directions, by way; see :func:`poseidon.planning.totals`.
         bytes_sent_per_node: payload that the node which sends most sends per iteration.
+        rates: of the cluster, where comm.rule=time went by them.
     """
 
     model: str
@@ -40,6 +41,7 @@ class Plan:
     rows: list[LayerRow]
     totals: dict[str, float]
     bytes_sent_per_node: float
+    rates: dict[str, Any] | None = None
 
     def scheme(self, row: LayerRow) -> str:
         return self.comm if self.comm in ("ddp", "fsdp") else row.scheme
@@ -85,6 +87,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         ],
         "floats_per_node": plan.totals,
         "bytes_sent_per_node": plan.bytes_sent_per_node,
+        "rates": plan.rates,
     }
 
 

@@ -10,7 +10,7 @@ from poseidon.reporting.emulated import hardware_params, papers_name
 from poseidon.reporting.runs import Run
 
 #: From left to right in every table and legend; others follow by name.
-COMMS = ("single", "ddp", "fsdp", "downpour", "ps", "project_adam", "sfb", "hybrid")
+COMMS = ("single", "ddp", "fsdp", "downpour", "ps", "project_adam", "sfb", "block", "hybrid")
 #: Keys that change neither speed nor result, or that are axes of their own.
 _NEVER = ("tracking.", "comm.name", "comm.timeout", "comm.encryption", "cluster.nodes", "cluster.threads")
 #: Params that are no config keys: what the run really had of axes of their own.

@@ -1,9 +1,10 @@
-"""How one layer's gradient is made global: ps, sfb, rows, adam."""
+"""How one layer's gradient is made global: ps, sfb, rows, adam, block."""
 
 from poseidon.planning import Unit
 from poseidon.schemes.adam import Adam
 from poseidon.schemes.average import accumulator_dtype, depth_of
 from poseidon.schemes.base import Context, Contribution, Scheme, Share, Touched
+from poseidon.schemes.block import Block
 from poseidon.schemes.memory import autocast_device, from_bytes, in_order, raw, shaped, storage_order
 from poseidon.schemes.ps import PS
 from poseidon.schemes.rows import Rows, combine, merge, sum_rows
@@ -13,6 +14,7 @@ __all__ = [
     "PS",
     "SFB",
     "Adam",
+    "Block",
     "Context",
     "Contribution",
     "Rows",
@@ -36,5 +38,5 @@ __all__ = [
 
 
 def make_scheme(unit: Unit, context: Context) -> Scheme:
-    kinds: dict[str, type[PS | SFB | Rows]] = {"ps": PS, "sfb": SFB, "rows": Rows, "adam": Adam}
+    kinds: dict[str, type[PS | SFB | Rows]] = {"ps": PS, "sfb": SFB, "rows": Rows, "adam": Adam, "block": Block}
     return kinds[unit.scheme](unit, context)

@@ -29,12 +29,12 @@ class Adam(SFB):
 
     def on_message(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.PULL_NONE:
-            self.hand_on(header, payload)
+            self.hand_on(header, payload, self._beside)
             self._finish(header.round, None)
         elif header.kind is Kind.PULL:
             if header.total != self.unit.nbytes:
                 raise RuntimeError(f"matrix of unit {self.unit.index} has {header.total} bytes, not {self.unit.nbytes}")
-            self.hand_on(header, payload)
+            self.hand_on(header, payload, self._beside)
             data = self.assemble(header, payload)
             if data is not None:
                 matrix = self.as_matrix(data)

@@ -42,7 +42,7 @@ class Contribution:
 
     Attributes:
         rows: n_r, this rank's rows in the step (its weight in the average).
-        dense: [unit.numel] flattened gradient, or None.
+        dense: [unit.numel] flattened gradient, or None; of a block of it, a view.
         factors: [k * (M + N)] u (k x M), then v (k x N), flattened, or None.
         k: rows of the factors.
         touched: an embedding's rows, or None. None of the three: no gradient here.

@@ -9,7 +9,7 @@ a message says whether it carries what the scheme is made for, a dense gradient,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,7 +46,7 @@ class Broadcast:
         self._contributed: dict[int, None] = {}  # rounds that are not complete
         # A peer may be ahead.
         self._rounds: dict[int, dict[int, Contribution]] = {}
-        self._partial: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
+        self._partial: dict[tuple[int, int, Kind], tuple[torch.Tensor, int]] = {}
 
     def pack(self, contribution: Contribution) -> Message:
         raise NotImplementedError
@@ -67,34 +67,38 @@ class Broadcast:
         """Broadcast. `dense` may be overwritten from the end of this round on, all else two rounds later."""
         context = self._context
         self._contributed[round_] = None
-        message = self.pack(contribution)
-        header = Header(
-            message.kind,
-            context.rank,
-            context.model,
-            context.plan,
-            round_,
-            unit=self.unit.index,
-            pair=message.detail,
-            rows=contribution.rows,
-            k=message.k,
-        )
-        self.send(self.peers(), header, memoryview(b"") if message.data is None else raw(message.data))
+        for peers, message in self.outgoing(contribution):
+            header = Header(
+                message.kind,
+                context.rank,
+                context.model,
+                context.plan,
+                round_,
+                unit=self.unit.index,
+                pair=message.detail,
+                rows=contribution.rows,
+                k=message.k,
+            )
+            self.send(peers, header, memoryview(b"") if message.data is None else raw(message.data))
         self.add(round_, context.rank, contribution)
+
+    def outgoing(self, contribution: Contribution) -> Iterator[tuple[Iterable[int], Message]]:
+        """To whom goes what."""
+        yield self.peers(), self.pack(contribution)
 
     def peers(self) -> Iterable[int]:
         """Who gets contributions: a delegate on every other node, and the other devices of this one."""
         rank, topology = self._context.rank, self._context.topology
         return [*topology.delegates(rank, self._key(rank)), *self._beside]
 
-    def hand_on(self, header: Header, payload: memoryview) -> None:
-        """To the other devices of this node what has come from another node to this rank, their delegate."""
+    def hand_on(self, header: Header, payload: memoryview, peers: Iterable[int]) -> None:
+        """To `peers`, other devices of this node, what has come from another node to this rank, their delegate."""
         rank, topology = self._context.rank, self._context.topology
         node = topology.node_of(rank)
         if not self._beside or header.rank in self._beside or node is None:
             return
         if topology.delegate(node, header.rank, self._key(header.rank)) == rank:
-            for peer in self._beside:
+            for peer in peers:
                 self._context.send(peer, header, payload)
 
     def _key(self, sender: int) -> int:
@@ -111,7 +115,7 @@ class Broadcast:
                 context.send(peer, header._replace(offset=offset, total=data.nbytes), piece)
 
     def on_message(self, header: Header, payload: memoryview) -> None:
-        self.hand_on(header, payload)
+        self.hand_on(header, payload, self._beside)
         self.receive(header, payload)
 
     def receive(self, header: Header, payload: memoryview) -> None:
@@ -152,7 +156,7 @@ class Broadcast:
         """The whole transfer as bytes, once all its pieces are here."""
         if header.length == header.total:
             return from_bytes(payload, torch.uint8)
-        key = (header.round, header.rank)
+        key = (header.round, header.rank, header.kind)
         buffer, got = self._partial.get(key) or (torch.empty(header.total, dtype=torch.uint8), 0)
         if buffer.numel() != header.total:
             raise RuntimeError(f"pieces of one {header.kind.name} for unit {self.unit.index} differ in their total")
@@ -184,7 +188,7 @@ class Broadcast:
 def dense_copy(contribution: Contribution) -> torch.Tensor | None:
     """The dense gradient as it is sent. Copied: the result is written to where it lies, while it may still be on
     its way."""
-    return None if contribution.dense is None else contribution.dense.clone()
+    return None if contribution.dense is None else contribution.dense.clone().view(-1)
 
 
 def as_type(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,11 +28,12 @@ _DTYPES = (
 
 
 @dataclass
-class _Matrix:
-    """A gradient put together from blocks of rows, and the ranks whose blocks have not come."""
+class Matrix:
+    """A gradient put together from blocks, the ranks whose blocks have not come, and whether anything is in it."""
 
     whole: torch.Tensor
     missing: set[int]
+    filled: bool = False
 
 
 class SFB(Broadcast):
@@ -41,7 +43,8 @@ class SFB(Broadcast):
 
     def __init__(self, unit: Unit, context: Context) -> None:
         super().__init__(unit, context)
-        self._matrices: dict[int, _Matrix] = {}  # by round, where blocks are put together
+        self._part = unit.shape  # of the gradient what contributions from elsewhere make up
+        self._matrices: dict[int, Matrix] = {}  # by round, where blocks are put together
 
     def on_message(self, header: Header, payload: memoryview) -> None:
         if header.kind is not Kind.BLOCK:
@@ -78,7 +81,7 @@ class SFB(Broadcast):
         matrix = self._matrices.get(round_)
         if matrix is None:
             whole = torch.empty(self.unit.shape, dtype=self._context.dtype)
-            matrix = self._matrices[round_] = _Matrix(whole, {self._context.rank, *self._beside})
+            matrix = self._matrices[round_] = Matrix(whole, {self._context.rank, *self._beside})
         if rank not in matrix.missing:
             raise RuntimeError(f"rank {rank} gave its block twice to one round")
         matrix.missing.remove(rank)
@@ -101,16 +104,16 @@ class SFB(Broadcast):
 
     def size(self, header: Header) -> int:
         if header.kind is Kind.DENSE:
-            return self.unit.nbytes
+            return math.prod(self._part) * self.unit.itemsize
         if header.kind is not Kind.FACTORS:
             raise self.not_mine(header)
         if header.pair >= len(_DTYPES):
             raise RuntimeError(f"factors of unknown type {header.pair} for unit {self.unit.index}")
-        return header.k * sum(self.unit.shape) * _DTYPES[header.pair].itemsize
+        return header.k * sum(self._part) * _DTYPES[header.pair].itemsize
 
     def as_matrix(self, data: torch.Tensor) -> torch.Tensor:
         """From the bytes of a dense gradient."""
-        return as_type(data, self._context.dtype).view(self.unit.shape)
+        return as_type(data, self._context.dtype).view(self._part)
 
     def unpack(self, header: Header, data: torch.Tensor) -> Contribution:
         if header.kind is Kind.DENSE:

@@ -45,6 +45,7 @@ MEASURED = (
     "bytes_by_scheme",
     "bytes_source",
     "schemes",
+    "rates",
     "train_loss",
     "eval_accuracy",
     "eval_loss",

@@ -19,12 +19,13 @@ from poseidon.emulation.layers import LayerTime, layer_times, step_bytes, trace
 from poseidon.emulation.model import EmulatedOptimizer, emulate
 from poseidon.engine.parameters import observe, trainable
 from poseidon.errors import UserError
-from poseidon.planning import FactorSize
+from poseidon.planning import FactorSize, Timing
 from poseidon.tracking.summary import part_name
 from poseidon.training.loader import rows_of
 from poseidon.training.loop import devices_of, rows_of_rank, rows_per_step
 from poseidon.training.parts import Parts
-from poseidon.training.plan import as_trained, inputs_of_one_node
+from poseidon.training.plan import as_trained, by_time, inputs_of_one_node
+from poseidon.training.timing import timing_of
 from poseidon.transport import inproc_mesh
 
 _WITHOUT_ENGINE = (Comm.single, Comm.ddp, Comm.fsdp)
@@ -88,6 +89,7 @@ def emulated_parts(config: TrainConfig, session: Session) -> Parts:
         eval_size=len(data),
         has_values=False,
         sizes=_sizes(config, trial),
+        timing=timing_of(config, times) if by_time(config) else None,
     )
 
 
@@ -100,6 +102,16 @@ def undilated(config: TrainConfig) -> tuple[int, float]:
     rows = rows_of_rank(config, 0)
     times, step = _times(config, on_meta(config), inputs_of_one_node(config, "meta", rows), rows)
     return len(times), sum(call.forward + call.backward for call in times) + step
+
+
+def profiled(config: TrainConfig) -> Timing:
+    """What comm.rule=time goes by on the config's emulated accelerators.
+
+    Raises:
+        UserError: as :func:`emulated_parts`.
+    """
+    rows = rows_of_rank(config, 0)
+    return timing_of(config, _times(config, on_meta(config), inputs_of_one_node(config, "meta", rows), rows)[0])
 
 
 def _times(config: TrainConfig, trial: nn.Module, inputs: Any, rows: int) -> tuple[list[LayerTime], float]:

@@ -137,6 +137,7 @@ class Trainer:
             staleness_mode=config.comm.staleness_mode.value,
             bucket_cap_mb=config.comm.ddp.bucket_cap_mb,
             sizes=parts.sizes,
+            timing=parts.timing,
         )
         self._reducer_is_torchs = config.comm.name.of_torch and session.world_size > 1
         self._stepper = Stepper(

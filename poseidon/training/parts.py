@@ -16,7 +16,7 @@ from poseidon.config.build import build
 from poseidon.config.schema import TrainConfig
 from poseidon.errors import UserError
 from poseidon.models import load_weights
-from poseidon.planning import FactorSize
+from poseidon.planning import FactorSize, Timing
 from poseidon.training.loader import rows_of
 from poseidon.training.seeding import seed_model
 
@@ -33,6 +33,7 @@ class Parts:
         has_values: False: an emulated accelerator computes nothing, so that there is no loss, nothing to evaluate, to
             compare or to keep.
         sizes: of the factors that iteration 0 would tell, if they are known before.
+        timing: what comm.rule=time goes by, likewise.
     """
 
     model: nn.Module
@@ -47,6 +48,7 @@ class Parts:
     schedule_interval: str = "epoch"
     has_values: bool = True
     sizes: Mapping[str, FactorSize] | None = None
+    timing: Timing | None = None
 
 
 def assemble(config: TrainConfig, device: torch.device) -> Parts:

@@ -13,21 +13,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from poseidon.config.schema import ClusterConfig, Comm, Precision, TrainConfig
+from poseidon.config.schema import ClusterConfig, Comm, Precision, Rule, TrainConfig
 from poseidon.errors import UserError
 from poseidon.planning import FactorSize, Topology, build_book, by_layer, decide, describe, sharded_bytes, totals
 from poseidon.reporting.plan import Plan
 from poseidon.tracking.summary import part_name
 
 if TYPE_CHECKING:
-    from poseidon.planning import Param
+    from poseidon.planning import Param, Timing
 
 
 def make_plan(config: TrainConfig) -> Plan:
     """The plan that the engine would adopt after iteration 0, if every node has ``trainer.batch_size`` rows.
 
     Raises:
-        UserError: comm=single, or the model cannot be built, or cannot take the data set's rows.
+        UserError: comm=single; comm.rule=time without known rates; or the model cannot be built, or cannot take the
+            data set's rows.
     """
     comm, nodes = config.comm.name, config.cluster.nodes
     if comm is Comm.single:
@@ -35,7 +36,7 @@ def make_plan(config: TrainConfig) -> Plan:
     infos, seen = _survey(config)
     topology = topology_of(config.cluster)
     by_rank = _per_device(seen, config.cluster.devices_per_node) * nodes
-    decision = decide(comm.value, infos, by_rank, topology)
+    decision = decide(comm.value, infos, by_rank, topology, _timing(config), config.comm.overlap.value)
     book = build_book(
         infos,
         topology,
@@ -62,7 +63,26 @@ def make_plan(config: TrainConfig) -> Plan:
         rows=rows,
         totals=totals(rows, nodes),
         bytes_sent_per_node=sent,
+        rates=decision.rates,
     )
+
+
+def _timing(config: TrainConfig) -> Timing | None:
+    if not by_time(config):
+        return None
+    if config.hardware is None:
+        raise UserError(
+            "comm.rule=time plans by known rates (poseidon train measures them): take, say, hardware=titan_x "
+            "cluster=emulated cluster.bandwidth=10gbit"
+        )
+    from poseidon.training.emulated import profiled  # which needs this module
+
+    return profiled(config)
+
+
+def by_time(config: TrainConfig) -> bool:
+    """Is there anything to choose by predicted time?"""
+    return config.comm.name is Comm.hybrid and config.comm.rule is Rule.time and config.cluster.nodes > 1
 
 
 def topology_of(cluster: ClusterConfig) -> Topology:

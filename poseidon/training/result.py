@@ -84,6 +84,7 @@ def collect(
         },
         "bytes_source": report["bytes_source"],
         "schemes": report["schemes"],
+        "rates": report["rates"],
         "train_loss": outcome.train_loss,
         "eval_accuracy": score.accuracy if score else None,
         "eval_loss": score.loss if score else None,

@@ -15,7 +15,7 @@ from tests.matrix import test_embeddings, test_layers, test_structure, test_tech
 from tests.matrix.harness import Case, build, gradients, images, share, vectors
 
 SIZES = [5, 3]
-COMMS = ("ps", "sfb", "hybrid", "project_adam")
+COMMS = ("ps", "sfb", "hybrid", "block", "project_adam")
 
 
 def wide() -> nn.Module:

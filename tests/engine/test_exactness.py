@@ -56,7 +56,7 @@ def distributed(name: str, sizes: list[int], comm: str, overlap: str, **options:
 
 
 @pytest.mark.parametrize("overlap", ["none", "backward"])
-@pytest.mark.parametrize("comm", ["ps", "sfb", "hybrid", "project_adam"])
+@pytest.mark.parametrize("comm", ["ps", "sfb", "hybrid", "block", "project_adam"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 @pytest.mark.parametrize("name", ["mlp", "lenet"])
 def test_equals_one_process(name: str, sizes: list[int], comm: str, overlap: str) -> None:
@@ -69,7 +69,7 @@ def test_equals_one_process(name: str, sizes: list[int], comm: str, overlap: str
     assert len({digest for _, digest, _ in ranks}) == 1
 
 
-@pytest.mark.parametrize("comm", ["ps", "sfb", "hybrid", "project_adam"])
+@pytest.mark.parametrize("comm", ["ps", "sfb", "hybrid", "block", "project_adam"])
 def test_reruns_and_overlaps_give_the_same_bits(comm: str) -> None:
     digests = {
         distributed("lenet", [4, 7, 3], comm, overlap)[0][1] for overlap in ("none", "backward", "none", "backward")
@@ -85,7 +85,7 @@ def test_cutting_and_merging_do_not_change_the_result(comm: str, options: dict[s
     assert {d for _, d, _ in plain} == {d for _, d, _ in cut}
 
 
-@pytest.mark.parametrize("comm", ["ps", "sfb", "hybrid", "project_adam"])
+@pytest.mark.parametrize("comm", ["ps", "sfb", "hybrid", "block", "project_adam"])
 def test_measured_payload_is_the_planned_payload(comm: str) -> None:
     for _, _, report in distributed("lenet", [8, 8, 8], comm, "backward"):
         assert report["iterations"] == STEPS - 1

@@ -20,7 +20,7 @@ from poseidon.transport import Header, InprocEndpoint, Kind
 from tests.engine.nets import Batch, Step, assert_equals_one_process, batch, build, clone, one_pass, sgd, share
 from tests.ranks import checkpoint, run_ranks
 
-COMMS = ["ps", "sfb", "hybrid", "project_adam"]
+COMMS = ["ps", "sfb", "hybrid", "block", "project_adam"]
 GRADIENTS = {Kind.PUSH, Kind.FACTORS, Kind.DENSE}
 
 

@@ -27,20 +27,20 @@ def test_equals_one_process(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("comm", ["ps", "hybrid", "project_adam"])
+@pytest.mark.parametrize("comm", ["ps", "hybrid", "block", "project_adam"])
 @pytest.mark.parametrize("name", test_structure.CASES)
 def test_structure_by_other_comms(name: str, comm: str) -> None:
     assert_equals_one_process(test_structure.CASES[name], comm, [2, 3, 1, 3], devices=[2, 2])
 
 
-@pytest.mark.parametrize("comm", ["ps", "sfb", "hybrid", "project_adam"])
+@pytest.mark.parametrize("comm", ["ps", "sfb", "hybrid", "block", "project_adam"])
 @pytest.mark.parametrize("devices", [[4], [1, 3], [3, 1], [2, 1, 1]], ids=str)
 def test_any_number_of_devices_on_each_node(comm: str, devices: list[int]) -> None:
     """Also a device without rows."""
     assert_equals_one_process(mlp(), comm, [2, 3, 0, 2], devices)
 
 
-@pytest.mark.parametrize("comm", ["ps", "sfb", "hybrid", "project_adam"])
+@pytest.mark.parametrize("comm", ["ps", "sfb", "hybrid", "block", "project_adam"])
 def test_bytes_between_nodes_are_planned_and_those_of_one_device(comm: str) -> None:
     """Dense gradients once per node; factors of all rows of the node. Inside it as planned, too."""
     sent = []

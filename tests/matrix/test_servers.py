@@ -19,13 +19,13 @@ from tests.ranks import run_ranks
 ROLES: list[int | list[int]] = [1, 3, [0], [1, 2]]
 
 
-@pytest.mark.parametrize("comm", ["ps", "sfb", "hybrid", "project_adam"])
+@pytest.mark.parametrize("comm", ["ps", "sfb", "hybrid", "block", "project_adam"])
 @pytest.mark.parametrize("servers", ROLES, ids=str)
 def test_equals_one_process(comm: str, servers: int | list[int]) -> None:
     assert_equals_one_process(mlp(), comm, [2, 4, 3], servers=servers)
 
 
-@pytest.mark.parametrize("comm", ["ps", "sfb", "project_adam"])
+@pytest.mark.parametrize("comm", ["ps", "sfb", "block", "project_adam"])
 @pytest.mark.parametrize("servers", [2, [1]], ids=str)
 def test_with_devices(comm: str, servers: int | list[int]) -> None:
     assert_equals_one_process(mlp(), comm, [2, 3, 1, 2], devices=[2, 2], servers=servers)
@@ -38,7 +38,7 @@ def test_every_structure(name: str, servers: int | list[int]) -> None:
     assert_equals_one_process(test_structure.CASES[name], "hybrid", [2, 4, 3], servers=servers)
 
 
-@pytest.mark.parametrize("comm", ["ps", "project_adam"])
+@pytest.mark.parametrize("comm", ["ps", "block", "project_adam"])
 @pytest.mark.parametrize("servers", [2, [1]], ids=str)
 def test_workers_send_what_is_planned(comm: str, servers: int | list[int]) -> None:
     case = mlp()
@@ -48,7 +48,7 @@ def test_workers_send_what_is_planned(comm: str, servers: int | list[int]) -> No
             assert set(row["servers"]) <= ({3, 4} if servers == 2 else {1})
 
 
-@pytest.mark.parametrize("comm", ["hybrid", "project_adam"])
+@pytest.mark.parametrize("comm", ["hybrid", "block", "project_adam"])
 @pytest.mark.parametrize("devices", [[1, 1, 1], [2, 2]], ids=str)
 def test_servers_send_what_is_planned(comm: str, devices: list[int]) -> None:
     """As the workers see it, who may have it from another device of their node."""

@@ -16,7 +16,7 @@ from tests.matrix import test_embeddings, test_layers, test_structure, test_tech
 from tests.matrix.harness import Case, assert_equals_one_process, build, images, on_ranks, vectors
 from tests.ranks import run_ranks
 
-COMMS = ["ps", "sfb", "hybrid", "project_adam"]
+COMMS = ["ps", "sfb", "hybrid", "block", "project_adam"]
 CASES = {
     f"{module.__name__.rpartition('_')[2]}: {name}": case
     for module in (test_structure, test_layers, test_embeddings, test_techniques)
@@ -42,7 +42,7 @@ def test_devices_of_a_node_and_one_without_rows(comm: str, devices: list[int]) -
     check(mlp(), comm, [2, 3, 0, 2], devices)
 
 
-@pytest.mark.parametrize("comm", ["ps", "project_adam"])
+@pytest.mark.parametrize("comm", ["ps", "block", "project_adam"])
 def test_servers_apart(comm: str) -> None:
     assert_equals_one_process(mlp(), comm, [2, 3], servers=1, copies=LateCopies)
 
@@ -121,7 +121,7 @@ def test_nothing_looks_at_the_device(comm: str, devices: list[int], monkeypatch:
 
     schemes = run_ranks(2, body, copies=NoCopies, devices=devices)
     assert schemes[0] == schemes[1]
-    assert {"rows", {"ps": "rows", "project_adam": "adam"}.get(comm, "sfb")} <= set(schemes[0])
+    assert {"rows", {"ps": "rows", "block": "block", "project_adam": "adam"}.get(comm, "sfb")} <= set(schemes[0])
 
 
 # --- what goes wrong -----------------------------------------------------------------------------------------------

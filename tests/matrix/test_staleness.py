@@ -20,7 +20,7 @@ from tests.engine.nets import grads
 from tests.matrix.harness import Case, build, dense, share, tokens, vectors
 from tests.ranks import run_ranks
 
-ALL = ["ps", "sfb", "hybrid", "project_adam"]
+ALL = ["ps", "sfb", "hybrid", "block", "project_adam"]
 
 
 class Seen(NamedTuple):
@@ -158,6 +158,8 @@ def test_fixed_equals_one_process(comm: str, staleness: int) -> None:
         ("ps", {"devices": [2, 2]}),
         ("sfb", {"devices": [2, 2]}),
         ("project_adam", {"devices": [2, 2]}),
+        ("block", {"devices": [2, 2]}),
+        ("block", {"servers": 1}),
         ("ps", {"servers": 2}),
         ("sfb", {"servers": [1]}),
         ("hybrid", {"servers": 1}),
@@ -187,7 +189,7 @@ def test_every_kind_of_unit(comm: str, case: Case) -> None:
     assert_is_ssp(case, base, sizes, 2, train(case, base, sizes, 2, "fixed", comm))
 
 
-@pytest.mark.parametrize("comm", ["ps", "sfb", "project_adam"])
+@pytest.mark.parametrize("comm", ["ps", "sfb", "block", "project_adam"])
 @pytest.mark.parametrize("staleness", [1, 2, 5])
 def test_bound_over_random_delays(comm: str, staleness: int) -> None:
     """Ranks are held back at random; who is ahead goes on, but never farther than the bound."""
@@ -204,7 +206,7 @@ def delay(chance: Sequence[random.Random], rank: int, step: int) -> None:
         threading.Event().wait(chance[rank].random() * 0.02)
 
 
-@pytest.mark.parametrize("comm", ["ps", "sfb", "project_adam"])
+@pytest.mark.parametrize("comm", ["ps", "sfb", "block", "project_adam"])
 def test_goes_on_as_far_as_the_bound(comm: str) -> None:
     """Rank 1 does not begin before rank 0 has come to iteration s + 1, with the initial weights; further it cannot."""
     case, sizes, staleness = mlp(9), [3, 2], 3

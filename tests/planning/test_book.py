@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from poseidon.planning import FactorSize, Param, Topology, build_book, decide, describe
 from poseidon.planning.book import CLOSE_FACTOR
+from poseidon.planning.cost import block_floats
 
 SIZES = {"torch.float32": 4, "torch.float64": 8, "torch.bfloat16": 2, "torch.complex128": 16}
 
@@ -156,3 +157,20 @@ def test_itemsize_is_the_widest():
     assert decide("sfb", [big], [{big.name: FactorSize(8, 2)}, {big.name: FactorSize(8, 4)}], Topology.flat(2)).factors[
         big.name
     ] == FactorSize(8, 4)
+
+
+@pytest.mark.parametrize("shape", [(48, 8), (8, 48)], ids=str)
+@pytest.mark.parametrize(("servers", "count"), [(None, 4), ([1, 2], 2), (3, 3)], ids=str)
+def test_blocks_are_planned_as_the_cost_model_says(shape, servers, count):
+    """Each node sends and receives; what it receives is what the others send it."""
+    topology, k = Topology.of([1] * 4, servers), 5
+    params = [Param("a.weight", "a", "Linear", shape, "torch.float32", 4, "linear")]
+    book = build_book(params, topology, kv_bytes=4096, merge_bytes=0, schemes={"a.weight": "block"})
+    factors = {"a.weight": FactorSize(k, 4)}
+    sent = sum(book.planned_bytes(rank, factors).between for rank in range(4 + len(topology.apart))) / 4
+    block = k * (48 / count + 8) + 48 * 8 / count
+    assert sent == (4 * count - (0 if topology.apart else count)) * block
+    busiest = block_floats(*shape, k, *topology.parties)
+    assert busiest == (max(4, count) if topology.apart else 4 + count - 2) * block
+    if servers is None:
+        assert 2 * sent / 4 == busiest

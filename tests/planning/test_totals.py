@@ -63,6 +63,6 @@ def test_a_tensor_of_the_root_module_and_one_node():
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 512), st.integers(2, 64))
 def test_block_never_moves_more_than_both_others(m, n, k, p):
     """Its factors are a part of SFB's, its matrix half of PS's."""
-    block = block_floats(m, n, k, p)
-    assert block == block_floats(n, m, k, p)
+    block = block_floats(m, n, k, p, p)
+    assert block == block_floats(n, m, k, p, p)
     assert block <= sfb_floats(m, n, k, p) + ps_floats(m, n, p, p) / 2 + 1e-6 * block

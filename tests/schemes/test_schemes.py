@@ -25,8 +25,8 @@ NODES = st.one_of(
 )
 
 
-def one_unit(devices: list[int], scheme: str, kv_bytes: int):
-    param = Param("w", "l", "Linear", (M, N), "torch.float32", 4, "linear")
+def one_unit(devices: list[int], scheme: str, kv_bytes: int, shape: tuple[int, int] = (M, N)):
+    param = Param("w", "l", "Linear", shape, "torch.float32", 4, "linear")
     return build_book([param], Topology.of(devices), kv_bytes=kv_bytes, merge_bytes=16, schemes={"w": scheme})
 
 
@@ -78,23 +78,24 @@ def test_ps(devices, kv_bytes, seed, who, uneven):
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.sampled_from(["sfb", "adam"]),
+    st.sampled_from(["sfb", "adam", "block"]),
+    st.sampled_from([(M, N), (N, M), (3, 2), (2, 3)]),
     NODES,
     st.sampled_from([12, 40, 1 << 20]),
     st.integers(0, 10_000),
     st.booleans(),
 )
-def test_factors(scheme, devices, piece_bytes, seed, uneven):
-    """Factors, dense gradients and nothing, mixed; one or many pieces; a peer one round ahead."""
-    world = sum(devices)
-    bus = Bus(one_unit(devices, scheme, 1024), torch.float32, piece_bytes, seed)
+def test_factors(scheme, shape, devices, piece_bytes, seed, uneven):
+    """Factors, dense gradients and nothing, mixed; one or many pieces; a peer one round ahead; more ranks than rows."""
+    world, (m, n) = sum(devices), shape
+    bus = Bus(one_unit(devices, scheme, 1024, shape), torch.float32, piece_bytes, seed)
     torch.manual_seed(seed)
     plan = {}
     for round_ in range(ROUNDS):
         for rank in range(world):
             kind = bus.random.choice(["factors", "factors", "dense", "none"])
             rows = bus.random.randrange(4) if uneven else 3
-            plan[rank, round_] = (kind, rows, torch.randn(rows, M), torch.randn(rows, N))
+            plan[rank, round_] = (kind, rows, torch.randn(rows, m), torch.randn(rows, n))
     seen: dict[int, list[torch.Tensor | None]] = {}
 
     def contribution(rank: int, round_: int) -> Contribution:
@@ -105,7 +106,7 @@ def test_factors(scheme, devices, piece_bytes, seed, uneven):
 
     def finish(rank: int, round_: int, result: Any) -> None:
         listed = isinstance(result, list)  # else put together by the devices of a node
-        grad = reconstruct(result, torch.Size((M, N)), torch.float32) if listed else result
+        grad = reconstruct(result, torch.Size(shape), torch.float32) if listed else result
         entries = [plan[r, round_] for r in range(world)]
         want = expected([e[1] for e in entries], [None if e[0] == "none" else e[2].t() @ e[3] for e in entries])
         if want is None:
@@ -131,16 +132,17 @@ def test_pieces_are_no_larger_than_told():
     assert sum(h.length for *_, h in bus.sent) == 3 * 2 * 2 * (M + N) * 4
 
 
-@pytest.mark.parametrize("scheme", ["ps", "sfb", "adam"])
+@pytest.mark.parametrize("scheme", ["ps", "sfb", "adam", "block"])
 @pytest.mark.parametrize("devices", [[1, 1, 1], [2, 2], [2, 2, 2], [4, 4], [3]])
-def test_sent_bytes_are_the_planned_ones(scheme, devices):
-    book = one_unit(devices, scheme, 40)
+@pytest.mark.parametrize("shape", [(M, N), (2, 3)])
+def test_sent_bytes_are_the_planned_ones(scheme, devices, shape):
+    (m, n), book = shape, one_unit(devices, scheme, 40, shape)
     bus = Bus(book, torch.float32, 40, 0)
 
     def contribution(rank: int, round_: int) -> Contribution:
         if scheme == "ps":
-            return Contribution(4, dense=torch.ones(M * N))
-        return Contribution(4, factors=torch.ones(4 * (M + N)), k=4)
+            return Contribution(4, dense=torch.ones(m * n))
+        return Contribution(4, factors=torch.ones(4 * (m + n)), k=4)
 
     bus.run(1, contribution, lambda *_: None)
     for rank in range(sum(devices)):
@@ -151,7 +153,7 @@ def test_sent_bytes_are_the_planned_ones(scheme, devices):
         assert sum(length for peer, length in sent if peer in beside) == planned.inside
 
 
-@pytest.mark.parametrize("scheme", ["ps", "sfb", "adam"])
+@pytest.mark.parametrize("scheme", ["ps", "sfb", "adam", "block"])
 def test_devices_of_a_node_send_between_nodes_what_one_would(scheme):
     """Dense gradients once per node, factors of the node's rows (P15, section 3)."""
     factors = {"w": FactorSize(8, 4)}
@@ -166,7 +168,7 @@ def test_devices_of_a_node_send_between_nodes_what_one_would(scheme):
         assert sent == [sent[0]] * 3
 
 
-@pytest.mark.parametrize("scheme", ["ps", "sfb", "adam"])
+@pytest.mark.parametrize("scheme", ["ps", "sfb", "adam", "block"])
 def test_waits_for_names_phase_and_rank(scheme):
     bus = Bus(one_unit([1, 1, 1], scheme, 64), torch.float32, 64, 0)
     assert bus.schemes[0].waits_for() == []  # nothing asked yet
@@ -177,6 +179,8 @@ def test_waits_for_names_phase_and_rank(scheme):
         assert bus.schemes[1].waits_for() == [("averaged gradient", 0)]
     if scheme in ("sfb", "adam"):
         assert missing == [("factors", 1), ("factors", 2)]
+    elif scheme == "block":
+        assert missing == [("factors", 1), ("factors", 2), ("block", 1), ("block", 2)]
     else:
         assert {phase for phase, _ in missing} == {"push", "pull"}
         assert {rank for _, rank in missing} == {1, 2}
@@ -198,7 +202,7 @@ def test_a_peer_two_rounds_ahead_is_an_error():
         bus.schemes[0].on_message(none, memoryview(b""))
 
 
-@pytest.mark.parametrize(("scheme", "kind"), [("ps", Kind.FACTORS), ("sfb", Kind.PUSH), ("adam", Kind.PUSH)])
+@pytest.mark.parametrize(("scheme", "kind"), [("ps", Kind.FACTORS), ("sfb", Kind.PUSH), ("block", Kind.PUSH)])
 def test_a_message_of_the_other_scheme_is_an_error(scheme, kind):
     bus = Bus(one_unit([1, 1], scheme, 64), torch.float32, 64, 0)
     with pytest.raises(RuntimeError, match="which goes by"):

@@ -134,6 +134,7 @@ class FakeSession:
             "bytes_source": "counted",
             "traffic": {},
             "stall_seconds": 0.0,
+            "rates": None,
             "strangers": {"frames": self.rank, "connections": 1},
         }
 

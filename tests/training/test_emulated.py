@@ -17,6 +17,7 @@ from poseidon.config.spec import Spec, to_plain
 from poseidon.tracking import summary as summaries
 from poseidon.training.emulated import session_of_one
 from poseidon.training.job import describe
+from poseidon.training.plan import make_plan
 from poseidon.training.result import limits
 from poseidon.training.worker import train
 from tests.ranks import run_ranks
@@ -60,7 +61,7 @@ def test_devices_of_a_node_send_what_is_planned(tmp_path: Path, comm: str) -> No
         assert result[f"bytes_{what}_per_iteration"] == pytest.approx(planned)
 
 
-@pytest.mark.parametrize("comm", ["ps", "hybrid", "project_adam", "downpour"])
+@pytest.mark.parametrize("comm", ["ps", "hybrid", "block", "project_adam", "downpour"])
 def test_has_speeds_and_bytes_but_nothing_that_needs_values(tmp_path: Path, comm: str) -> None:
     result = run(tmp_path, 2, f"comm={comm}")[0]
     assert result["replica_digests"] == [None, None]
@@ -71,6 +72,18 @@ def test_has_speeds_and_bytes_but_nothing_that_needs_values(tmp_path: Path, comm
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [1, 2, 3, 4, 5]
     assert {line["train_loss"] for line in lines} == {None}
+
+
+def test_schemes_by_predicted_time_are_the_planned_ones(tmp_path: Path) -> None:
+    given = ["comm.rule=time", "cluster=emulated", "cluster.nodes=2", "cluster.bandwidth=100mbit"]
+    result = run(tmp_path, 2, *given)[0]
+    fast = [*given[:3], "cluster.bandwidth=400gbit"]
+    slow, fast = (
+        {row.layer: row.scheme for row in make_plan(compose("plan", [*EMULATED, *options])).rows}
+        for options in (given, fast)
+    )
+    assert result["schemes"] == {layer: slow[layer] for layer in result["schemes"]}
+    assert (slow["ip1"], fast["ip1"]) == ("sfb", "block")  # which leaves the multiplying to hosts
 
 
 def test_times_are_told_undilated(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ _LOOKS = {
     "ps": ("#D55E00", "^"),
     "sfb": ("#009E73", "D"),
     "hybrid": ("#0072B2", "o"),
+    "block": ("#44AA99", "D"),
     "rows": ("#F0E442", "h"),
     "project_adam": ("#8C6D31", "v"),
     "adam": ("#8C6D31", "v"),

@@ -1,0 +1,183 @@
+"""One node of a symmetric cluster as three queues, a device, its host's CPU and its link, and the seconds that an
+iteration takes on them. What leaves a node takes the link's time; what enters mirrors that.
+
+Alternative: a formula, max(compute, wire) + tail. It cannot tell what hides under the backward pass: the last layers'
+gradients come first and are the largest, and a block comes down only after all factors have gone up.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Literal, NamedTuple
+
+Overlap = Literal["none", "backward", "full"]
+#: The link looks for a more urgent transfer so many times an iteration.
+_PIECES = 200
+#: Iterations until one is like the other, where the next forward pass begins before all is in.
+_ROUNDS = 5
+
+
+class Stage(NamedTuple):
+    """Of one layer, in order: seconds on the link, seconds of multiplying, seconds on the link.
+
+    Attributes:
+        where: what multiplies.
+        hop: seconds until what has left is there.
+        late: the product is wanted by the next forward pass only, so that the backward pass goes first.
+    """
+
+    up: float
+    product: float = 0.0
+    where: Literal["device", "host"] = "device"
+    down: float = 0.0
+    hop: float = 0.0
+    late: bool = False
+
+
+class Pass(NamedTuple):
+    """A layer, in the model's order: seconds of its forward and its backward pass, and what follows that."""
+
+    forward: float
+    backward: float
+    stage: Stage
+
+
+@dataclass
+class _Clock:
+    now: float = 0.0
+    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _order: count[int] = field(default_factory=count)
+
+    def at(self, moment: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (moment, next(self._order), call))
+
+    def run(self) -> None:
+        while self._events:
+            self.now, _, call = heapq.heappop(self._events)
+            call()
+
+
+@dataclass
+class _Queue:
+    """Does one thing after the other, the most urgent first; each for at most `piece` seconds at a time."""
+
+    clock: _Clock
+    piece: float = float("inf")
+    _waiting: list[tuple[tuple[int, ...], int, float, Callable[[], None]]] = field(default_factory=list)
+    _order: count[int] = field(default_factory=count)
+    _busy: bool = False
+
+    def put(self, urgency: tuple[int, ...], seconds: float, then: Callable[[], None]) -> None:
+        heapq.heappush(self._waiting, (urgency, next(self._order), seconds, then))
+        if not self._busy:
+            self._next()
+
+    def _next(self) -> None:
+        self._busy = bool(self._waiting)
+        if not self._busy:
+            return
+        urgency, order, seconds, then = heapq.heappop(self._waiting)
+        part = min(seconds, self.piece)
+
+        def end() -> None:
+            if seconds > part:
+                heapq.heappush(self._waiting, (urgency, order, seconds - part, then))
+            else:
+                then()  # may put what is more urgent than what waits
+            self._next()
+
+        self.clock.at(self.clock.now + part, end)
+
+
+def iteration_seconds(passes: Sequence[Pass], overlap: Overlap) -> float:
+    """Seconds of one iteration, the optimizer step left out.
+
+    Args:
+        overlap: what communication hides under: nothing, the backward pass, or the next forward pass, too, layer by
+            layer, the front layers' first.
+    """
+    run = _Run(passes, overlap)
+    run.start()
+    run.clock.run()
+    ends = run.ends
+    return ends[0] if overlap != "full" else (ends[-1] - ends[1]) / (len(ends) - 2)
+
+
+class _Run:
+    """Attributes:
+    ends: of each iteration, when all of its gradients are in; where the next one begins earlier, when its backward
+        pass ends.
+    """
+
+    def __init__(self, passes: Sequence[Pass], overlap: Overlap) -> None:
+        self.clock = _Clock()
+        self.ends: list[float] = []
+        self._passes, self._overlap = passes, overlap
+        piece = sum(each.stage.up + each.stage.down for each in passes) / _PIECES
+        self._device, self._host = _Queue(self.clock), _Queue(self.clock)
+        self._link = _Queue(self.clock, piece if overlap == "full" else float("inf"))
+        self._current = [-1] * len(passes)  # by layer, the iteration whose gradient is in
+        self._blocked: tuple[int, int] | None = None  # iteration and layer of a forward pass that waits
+        self._rounds = _ROUNDS if overlap == "full" else 1
+
+    def start(self) -> None:
+        self._forward(0, 0)
+
+    def _forward(self, round_: int, layer: int) -> None:
+        if layer == len(self._passes):
+            self._backward(round_, layer - 1)
+        elif self._current[layer] < round_ - 1:
+            self._blocked = (round_, layer)
+        else:
+            self._device.put((1,), self._passes[layer].forward, partial(self._forward, round_, layer + 1))
+
+    def _backward(self, round_: int, layer: int) -> None:
+        def end() -> None:
+            if self._overlap != "none":
+                self._send(round_, layer)
+            self._backward(round_, layer - 1)
+
+        if layer >= 0:
+            self._device.put((1,), self._passes[layer].backward, end)
+            return
+        if self._overlap == "none":
+            for each in reversed(range(len(self._passes))):
+                self._send(round_, each)
+        if self._overlap == "full":
+            self.ends.append(self.clock.now)
+            if round_ + 1 < self._rounds:
+                self._forward(round_ + 1, 0)
+
+    def _send(self, round_: int, layer: int) -> None:
+        stage = self._passes[layer].stage
+        urgency = (round_, layer) if self._overlap == "full" else ()
+
+        def up() -> None:
+            queue = self._device if stage.where == "device" else self._host
+            if stage.product:
+                queue.put((2, round_, layer) if stage.late else (0,), stage.product, product)
+            else:
+                product()
+
+        def product() -> None:
+            if stage.down:
+                self._link.put(urgency, stage.down, lambda: self.clock.at(self.clock.now + stage.hop, done))
+            else:
+                done()
+
+        def done() -> None:
+            self._arrived(round_, layer)
+
+        self._link.put(urgency, stage.up, lambda: self.clock.at(self.clock.now + stage.hop, up))
+
+    def _arrived(self, round_: int, layer: int) -> None:
+        self._current[layer] = round_
+        if self._overlap != "full" and min(self._current) == round_:
+            self.ends.append(self.clock.now)
+        if self._blocked is not None and self._blocked == (round_ + 1, layer):
+            self._blocked = None
+            self._forward(round_ + 1, layer)

@@ -1,0 +1,56 @@
+"""What comm.rule=time goes by where accelerators and links are emulated: the profile's figures, undilated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from poseidon.config.schema import ClusterConfig, TrainConfig
+from poseidon.config.units import parse_rate, parse_seconds
+from poseidon.emulation.accelerator import product_seconds
+from poseidon.emulation.layers import LayerTime
+from poseidon.errors import UserError
+from poseidon.planning import Rates, Timing
+
+#: Of a packet, what is not headers; and seconds of a hop beside the link's latency: of the software at both ends.
+_GOODPUT, _HOP = 0.957, 1e-4
+
+
+def timing_of(config: TrainConfig, calls: Sequence[LayerTime]) -> Timing:
+    """Of the config's emulated cluster.
+
+    Raises:
+        UserError: its links are as fast as this machine's, and nobody knows how fast that is.
+    """
+    assert config.hardware is not None
+    link = _link(config.cluster)
+    linear = [call for call in calls if call.rows]
+    flops, seconds = sum(call.forward_flops for call in linear), sum(map(product_seconds, linear))
+    latency = config.cluster.latency
+    rates = Rates(
+        link=link,
+        hop=_HOP + (parse_seconds("cluster.latency", latency) if latency is not None else 0.0),
+        multiply=flops / seconds if seconds else float("inf"),
+        add=config.hardware.server_sum,
+        source="profile",
+    )
+    forward: dict[str, float] = {}
+    backward: dict[str, float] = {}
+    for call in calls:
+        if call.params:
+            name = call.params[0]
+            forward[name] = forward.get(name, 0.0) + call.forward
+            backward[name] = backward.get(name, 0.0) + call.backward
+    return Timing(rates, backward, forward)
+
+
+def _link(cluster: ClusterConfig) -> float:
+    """Bytes/s of the slowest node."""
+    slowest = [parse_rate(f"cluster.node_bandwidth.{node}", rate) for node, rate in cluster.node_bandwidth.items()]
+    if cluster.bandwidth is not None:
+        slowest.append(parse_rate("cluster.bandwidth", cluster.bandwidth))
+    if not slowest:
+        raise UserError(
+            "comm.rule=time with hardware=... needs the links' rate, too: take, say, cluster=emulated "
+            "cluster.bandwidth=10gbit"
+        )
+    return _GOODPUT * min(slowest) / 8
