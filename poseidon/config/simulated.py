@@ -57,6 +57,14 @@ def node_counts(config: SimulateConfig) -> list[int]:
     return sorted(set(given))
 
 
+#: What no simulated system does.
+_NOT = {
+    Comm.project_adam: "an owner of layers, who has more to do than others,",
+    Comm.block: "multiplying blocks on their owners' hosts",
+    Comm.downpour: "going on without waiting",
+}
+
+
 def rates(config: SimulateConfig) -> dict[str, float]:
     """Bits/s by the text that says so, ascending. Raises UserError."""
     given = config.simulate.rates
@@ -80,11 +88,12 @@ def variants(config: SimulateConfig) -> list[Variant]:
     else:
         raise UserError("simulate.comms=[]: must be choices of comm, such as [ps,hybrid,ddp]")
     for variant in found:
-        if variant.comm.name is Comm.project_adam:
-            raise UserError(
-                f"{'comm' if given is None else 'simulate.comms'}={variant.name}: owners of layers have more to do "
-                f"than the others, and only symmetric nodes are simulated; leave it out"
-            )
+        why = _NOT.get(variant.comm.name)
+        if why is not None:
+            key = "comm" if given is None else "simulate.comms"
+            raise UserError(f"{key}={variant.name}: {why} is not simulated; leave it out")
+        if variant.comm.name is Comm.hybrid and variant.comm.rule is Rule.time:
+            raise UserError("comm.rule=time: only the papers' rule is simulated; set comm.rule=paper")
         if variant.full and variant.comm.name not in _OWN:
             raise UserError(
                 f"simulate.comms={variant.name}: only ps, sfb and hybrid can hide under the next forward pass"

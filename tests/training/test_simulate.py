@@ -11,7 +11,7 @@ import pytest
 
 from poseidon import cli
 from poseidon.config.compose import compose
-from poseidon.config.schema import Comm, SimulateConfig
+from poseidon.config.schema import Comm, Rule, SimulateConfig
 from poseidon.config.simulated import check_simulate, variants
 from poseidon.emulation.fit import Rates, one_node
 from poseidon.emulation.layers import LayerTime
@@ -141,7 +141,10 @@ def config() -> SimulateConfig:
         ("hardware", None, "^hardware: a simulation needs a profile's times: hardware=titan_x"),
         ("cluster.bandwidth", None, "^cluster.bandwidth=null: a simulated link needs a rate"),
         ("cluster.devices_per_node", 2, "^cluster.devices_per_node=2: is not simulated"),
-        ("comm.name", Comm.project_adam, "^comm=project_adam: owners of layers have more to do"),
+        ("comm.name", Comm.project_adam, "^comm=project_adam: an owner of layers, who has more to do"),
+        ("comm.name", Comm.block, "^comm=block: multiplying blocks on their owners' hosts is not simulated"),
+        ("comm.name", Comm.downpour, "^comm=downpour: going on without waiting is not simulated"),
+        ("comm.rule", Rule.time, "^comm.rule=time: only the papers' rule is simulated"),
         ("comm.staleness", 1, "^comm.staleness=1: is not simulated"),
         ("simulate.rates", ["10"], "^simulate.rates=10: must be a rate in kbit"),
         ("simulate.rates", [], r"^simulate.rates=\[\]: must be rates"),
