@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +37,7 @@ from poseidon.engine.parameters import (
     trainable,
     whole_is_compiled,
 )
+from poseidon.engine.passing import stand_in
 from poseidon.engine.plan import Options, Plan
 from poseidon.engine.staleness import Staleness
 from poseidon.engine.start import agree, manifest
@@ -93,8 +93,8 @@ class Engine:
         self._warned_inside = False
         self._stale: Staleness | None = None
         if options.staleness:
-            fixed, inner = options.staleness_mode == "fixed", partial(within, self._concerned)
-            self._stale = Staleness(exchange, options.staleness, fixed, self._take, inner, self._before_state_dict)
+            fixed = options.staleness_mode == "fixed"
+            self._stale = Staleness(exchange, options.staleness, fixed, self._take, self._before_state_dict)
         self._optimizers = optimizers
         agree(exchange, index, manifest(model, vars(options), optimizers))
         if self._device.has_values:
@@ -350,26 +350,34 @@ class Engine:
         known = any(optimizer is one for one in self._optimizers) or holds(optimizer, self._by_id)
         return known or holds(optimizer, self._agreed.ids())  # not seen in a forward pass yet
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Of any optimizer, perhaps one that was made after distribute()."""
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> torch.optim.Optimizer | None:
+        """Of any optimizer, perhaps one that was made after distribute().
+
+        Returns:
+            What the step is to go on with, if not itself.
+        """
         if self._stale is not None and self._stale.applying:
-            return
-        if not self._concerned(optimizer) or within(self._concerned):
-            return
+            return None
+        if not self._concerned(optimizer):
+            return None
+        if within(self._concerned):
+            return None if self._stale is None else stand_in(optimizer)
         if torch._C._current_graph_task_id() != -1:
             self._warn_inside(optimizer)
-            return
+            return None
         if self.meet is not None:
             self.meet(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None and self._none_since(optimizer):
             self._close()
+        goes_on = None
         if self._stale is not None:
             self._accumulates = False
-            self._stale.before_step(optimizer, closure)
+            goes_on = self._stale.before_step(optimizer, closure)
         self._stepped = {*(self._stepped or ()), id(optimizer)}
         self.steps += 1
         self._step_rows.step_begins()
+        return goes_on
 
     def _none_since(self, optimizer: torch.optim.Optimizer) -> bool:
         """Was there no backward pass since its last step (a loss that missed the model, no rows)?"""
