@@ -357,13 +357,15 @@ class Engine:
         known = any(optimizer is one for one in self._optimizers) or holds(optimizer, self._by_id)
         return known or holds(optimizer, self._agreed.ids())  # not seen in a forward pass yet
 
-    def _begin_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
+    def _begin_step(self, optimizer: torch.optim.Optimizer, closure: object) -> torch.optim.Optimizer | None:
         if closure is None and self.stepping.missed(optimizer, self._plan_changes):
             self._close()
+        goes_on = None
         if self._stale is not None:
             self._accumulates = False
-            self._stale.before_step(optimizer, closure)
+            goes_on = self._stale.before_step(optimizer, closure)
         self._step_rows.step_begins()
+        return goes_on
 
     def _plan_changes(self) -> bool:
         plan = self.plan

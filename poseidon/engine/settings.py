@@ -29,7 +29,7 @@ class Settings:
             group["params"] = self._params[number] if number < len(self._params) else []
         for number, (group, values) in enumerate(zip(self._groups, self._values, strict=False)):
             mine = {key: value for key, value in values.items() if (number, key) not in self._own}
-            self._outside.append({key: group[key] for key in mine if key in group})
+            self._outside.append({key: value for key, value in group.items() if key != "params"})
             group.update(_copy(mine))
 
     def leave(self) -> None:
@@ -37,7 +37,10 @@ class Settings:
         for group, params in zip(self._groups, self._all, strict=False):
             group["params"] = params
         for number, (group, outside) in enumerate(zip(self._groups, self._outside, strict=False)):
+            self._own |= {(number, key) for key in group.keys() - outside.keys() - {"params"}}
             for key, value in outside.items():
+                if key not in self._values[number] or (number, key) in self._own:
+                    continue
                 if _same(group.get(key), self._values[number][key]):
                     group[key] = value
                 else:

@@ -7,9 +7,9 @@ decreasing. So every worker goes through the same states, and only how far it is
 pass ends: the newest round that is complete, after waiting for the bound alone; or, where runs must be reproducible,
 always the bound. Unlike Petuum's, a worker does not see its own gradients earlier than those of others.
 
-The newest average that is due stands in ``p.grad`` when ``backward()`` returns, and the user's ``step()`` applies it;
-older ones that have become due with it are applied just before. Nothing due: ``p.grad`` is None, and ``step()`` changes
-nothing.
+The newest average that is due stands in ``p.grad`` when ``backward()`` returns. Inside the user's ``step()`` each that
+is due is applied by a step of our own, and the user's is passed by (:mod:`poseidon.engine.passing`): so what counts
+steps counts averages, on every rank alike.
 
 Alternatives: an optimizer of our own on the servers would know a few optimizers only; applying averages from a thread
 would change weights in the middle of an iteration.
@@ -18,17 +18,21 @@ would change weights in the middle of an iteration.
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.backward import Hook
 from poseidon.engine.exchange import Exchange
+from poseidon.engine.passing import pass_by, stand_in
 from poseidon.engine.plan import Plan
 from poseidon.engine.settings import Settings
 from poseidon.engine.stepping import Stepping
@@ -87,6 +91,7 @@ class Staleness:
         read: Callable[[], None],
     ) -> None:
         self._exchange, self._take, self._stepping, self._read = exchange, take, stepping, read
+        stepping.passes = True
         self._bound, self._fixed = bound, fixed
         self.applied = -1  # c
         self._inside = False  # a step, whoever's, that applies something; one that raised has no end
@@ -167,14 +172,22 @@ class Staleness:
                 "iteration, to which nothing can be added; call optimizer.zero_grad()"
             )
 
-    def before_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
-        """A step of the user's begins. Applies what is due, but for the newest, which is in ``p.grad``.
+    def before_step(self, optimizer: torch.optim.Optimizer, closure: object) -> torch.optim.Optimizer:
+        """A step of the user's begins. Applies what is due, the newest as it is in ``p.grad``.
+
+        Returns:
+            What the user's step is to go on with.
 
         Raises:
             UserError: a step that would not be the same on every rank.
         """
         if closure is not None:
             self._fail("a step with a closure: with comm.staleness an optimizer must step on gradients that are there")
+        if callable(get_eval_frame_callback()):  # of this thread, unlike torch.compiler.is_compiling()
+            self._fail(
+                "a compiled optimizer step: with comm.staleness averages are also applied outside of it, in plain "
+                "steps whose bits differ; do not compile step()"
+            )
         newest = self._late[-1]
         if self._inside:
             self._fail("the optimizer's step before this one ended in an exception: this run cannot go on")
@@ -198,23 +211,23 @@ class Staleness:
                 "comm.staleness_mode=fixed"
             )
         due, self._due = self._due, []
-        if not due:
-            return
-        last = [p.grad for p in params]
+        newest_due = [p.grad for p in params]
         for late in due[:-1]:
             self._apply(late)
-        for p, grad in zip(params, last, strict=True):
+        for p, grad in zip(params, newest_due, strict=True):
             p.grad = grad
-        self._enter(due[-1])
+        if due:
+            self._apply(due[-1], write=False)
+        self._inside = True
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        pass_by(optimizer, {*params, *held}, partial(self._passed, held if due else []))
+        return stand_in(optimizer)
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._stepping.ours or self._stepping.inner():
-            return
-        if self._late and self._late[0].round == self.applied:
-            self._leave()
-            params = [p for group in optimizer.param_groups for p in group["params"]]
-            self._spent = [seen for seen in _see(params) if seen.grad is not None]
-            self._late.popleft()
+    def _passed(self, held: list[torch.Tensor]) -> None:
+        """The user's step is over, in which these parameters got what is in ``p.grad``."""
+        self._inside = False
+        if held:
+            self._spent = [seen for seen in _see(held) if seen.grad is not None]
 
     def drain(self) -> None:
         """Apply all that this rank has stepped for, after waiting for it: then its weights are those of every rank that
@@ -223,11 +236,7 @@ class Staleness:
         Raises:
             UserError: there are other weights than when it was sent.
         """
-        if self._inside or not self._stepped:
-            return
-        # Whatever the user reads weights in: state made there would be of no use outside, or less precise.
-        device = autocast_device(self._late[0].plan.gradients.params[0])
-        with torch.inference_mode(mode=False), torch.autocast(device, enabled=False):
+        if not self._inside and self._stepped:
             self._drain(self._stepped)
 
     def _drain(self, stepped: list[Late]) -> None:
@@ -268,31 +277,29 @@ class Staleness:
         """Has everything that was sent been stepped for?"""
         return not self._late or self._late[-1].settings is not None
 
-    def _apply(self, late: Late) -> None:
-        """One step of our own."""
-        assert self._optimizer is not None
-        late.write()
-        self._enter(late)
-        self._stepping.ours = True
-        try:
-            self._optimizer.step()
-        finally:
-            self._stepping.ours = False
-        self._leave()
-        self._late.popleft()
+    def _apply(self, late: Late, *, write: bool = True) -> None:
+        _plainly(partial(self._step, late, write=write))
 
-    def _enter(self, late: Late) -> None:
+    def _step(self, late: Late, *, write: bool) -> None:
+        """One of our own."""
+        assert self._optimizer is not None
         assert late.settings is not None
         assert late.round == self.applied + 1 == self._late[0].round
-        late.settings.enter()
-        self._inside = True
-        self.applied = late.round
-
-    def _leave(self) -> None:
-        settings = self._late[0].settings
-        assert settings is not None
-        settings.leave()
-        self._inside = False
+        # Whatever the user steps or reads weights in: state made there would be of no use outside, or less precise.
+        device = autocast_device(late.plan.gradients.params[0])
+        with torch.inference_mode(mode=False), torch.autocast(device, enabled=False):
+            if write:
+                late.write()
+            late.settings.enter()
+            self._inside = self._stepping.ours = True
+            self.applied = late.round
+            try:
+                self._optimizer.step()
+            finally:
+                self._stepping.ours = False
+            late.settings.leave()
+            self._inside = False
+        self._late.popleft()
 
     def _adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """From now on this one steps; what is left of the steps of another is applied by that."""
@@ -300,7 +307,6 @@ class Staleness:
         self.close()
         self._optimizer, self._own = optimizer, set()
         self._handles = [
-            optimizer.register_step_post_hook(Hook(self._after_step)),
             optimizer.register_state_dict_pre_hook(Hook(lambda *_: self._read())),
             optimizer.register_load_state_dict_pre_hook(Hook(lambda *_: self.drain())),
         ]
@@ -339,6 +345,11 @@ class _Seen:
 
 def _see(params: Iterable[torch.Tensor]) -> list[_Seen]:
     return [_Seen(p) for p in params if p.numel()]
+
+
+def _plainly(call: Callable[[], None]) -> None:
+    """Never compiled, also where it is called inside of what is."""
+    (torch.compiler.disable(call) if "torch._dynamo" in sys.modules else call)()
 
 
 def clear(params: Iterable[torch.Tensor]) -> None:

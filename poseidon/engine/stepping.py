@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from poseidon.engine.backward import Hook
+from poseidon.engine.passing import stand_in
 from poseidon.engine.steps import watch, within
 
 log = logging.getLogger("poseidon")
@@ -19,23 +20,25 @@ class Stepping:
 
     Args:
         concerns: does an optimizer, perhaps made after distribute(), hold parameters of the model?
-        begins: called with the optimizer and its closure before every step, unless `ours`.
+        begins: called with the optimizer and its closure before every step, unless `ours`; gives what the step is to go
+            on with, if not itself.
 
     Attributes:
         count: steps begun.
         meet: called before every step.
         ours: these steps are made by the engine itself.
+        passes: those of the user go by, and change nothing.
     """
 
     def __init__(
         self,
         rank: int,
         concerns: Callable[[torch.optim.Optimizer], bool],
-        begins: Callable[[torch.optim.Optimizer, object], None],
+        begins: Callable[[torch.optim.Optimizer, object], torch.optim.Optimizer | None],
     ) -> None:
         self.count = 0
         self.meet: Callable[[torch.optim.Optimizer], None] | None = None
-        self.ours = False
+        self.ours = self.passes = False
         self._rank, self._concerns, self._begins = rank, concerns, begins
         self._since: set[int] | None = None  # optimizers that stepped since the last round closed; None: all
         self._warned = False
@@ -49,21 +52,20 @@ class Stepping:
             self._unwatch()
             self._unwatch = None
 
-    def inner(self) -> bool:
-        """Is the step that begins or ends a part of another one?"""
-        return within(self._concerns)
-
-    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.ours or not self._concerns(optimizer) or self.inner():
-            return
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> torch.optim.Optimizer | None:
+        if self.ours or not self._concerns(optimizer):
+            return None
+        if within(self._concerns):  # a part of another one
+            return stand_in(optimizer) if self.passes else None
         if torch._C._current_graph_task_id() != -1:
             self._warn_inside(optimizer)
-            return
+            return None
         if self.meet is not None:
             self.meet(optimizer)
-        self._begins(optimizer, args[1] if len(args) > 1 else kwargs.get("closure"))
+        goes_on = self._begins(optimizer, args[1] if len(args) > 1 else kwargs.get("closure"))
         self._since = {*(self._since or ()), id(optimizer)}
         self.count += 1
+        return goes_on
 
     def missed(self, optimizer: torch.optim.Optimizer, changed: Callable[[], bool]) -> bool:
         """Was there no backward pass since its last step (a loss that missed the model, no rows)?

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 log = logging.getLogger("poseidon")
 
-Call = Callable[[torch.optim.Optimizer, Any, Any], None]
+Call = Callable[[torch.optim.Optimizer, Any, Any], torch.optim.Optimizer | None]
 
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
 
@@ -29,7 +29,8 @@ class _Watch:
         self._handle: RemovableHandle | None = None
 
     def add(self, call: Call) -> Callable[[], None]:
-        """Let `call` run before every step of any optimizer; what is returned undoes it."""
+        """Let `call` run before every step of any optimizer; what is returned undoes it. An optimizer
+        that `call` returns is what the step goes on with."""
         with self._lock:
             self._calls += (call,)
             if self._handle is None:
@@ -43,9 +44,10 @@ class _Watch:
                 self._handle.remove()
                 self._handle = None
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for call in self._calls:
-            call(optimizer, args, kwargs)
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        chosen = [call(optimizer, args, kwargs) for call in self._calls]
+        other = next((each for each in chosen if each is not None), None)
+        return None if other is None else ((other, *args[1:]), kwargs)
 
 
 watch = _Watch().add

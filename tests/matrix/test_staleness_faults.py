@@ -121,6 +121,31 @@ def test_loaded_by_assignment() -> None:
         assert_same([one], [other])
 
 
+def test_hooks_of_a_step_may_read_and_write_weights() -> None:
+    """They run once for each average."""
+    calls: list[int] = []
+
+    def clamping(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def hook(*_: object) -> None:
+            model.state_dict()
+            optimizer.state_dict()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(0.9)
+            calls.append(1)
+
+        optimizer.register_step_post_hook(hook)
+        return optimizer
+
+    for mode in ("fixed", "newest"):
+        one, other = trained(optimizer=clamping, mode=mode, after=evaluates(torch.no_grad, 1))
+        assert_same([one], [other])
+        assert len(calls) == 2 * 5
+        calls.clear()
+
+
 def test_saved_in_the_middle_of_an_iteration_is_told(caplog: pytest.LogCaptureFixture) -> None:
     held = []
 
@@ -155,6 +180,105 @@ def test_a_model_that_is_only_passed_through() -> None:
     for number in range(3):
         one, other = [state for its, _, state in read if its == number]
         assert_same([list(one.values())], [list(other.values())])
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in its groups, and in itself, whether there are gradients or not, and changes weights by it."""
+
+    made = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.made += 1
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+            with torch.no_grad():
+                for p in group["params"]:
+                    p.mul_(1 - 0.01 * self.made * group["steps"])
+        super().step()
+
+
+class Ahead(torch.optim.Optimizer):
+    """Lookahead: goes back half the way every other step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.inner = Counting(model.parameters(), 0.1, momentum=0.9)
+        super().__init__(list(model.parameters()), {})
+        self.param_groups = self.inner.param_groups
+        self.made = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        self.made += 1
+        if self.made % 2 == 0:
+            with torch.no_grad():
+                for p in self.param_groups[0]["params"]:
+                    slow = self.state[p].setdefault("slow", torch.zeros_like(p))
+                    p.copy_(slow.add_(p - slow, alpha=0.5))
+
+
+@pytest.mark.parametrize("optimizer", [lambda model: Counting(model.parameters(), 0.1), Ahead], ids=["counts", "ahead"])
+def test_what_counts_steps_counts_averages(optimizer: Callable[[nn.Module], Any]) -> None:
+    """However they are spread over the user's steps: with s = 9 all are applied at the end."""
+
+    def late(session: Session, model: nn.Module, optimizer: Any, step: int) -> None:
+        if session.rank == 1:
+            session.drain()
+
+    first = trained(optimizer=optimizer, staleness=9, steps=2)
+    assert_same([first[0]], [first[1]])
+    for mode in ("fixed", "newest"):
+        one, other = trained(optimizer=optimizer, mode=mode, after=late, steps=6)
+        assert_same([one], [other])
+
+
+def test_hooks_before_a_step_find_gradients() -> None:
+    """Also in the first steps, which apply nothing."""
+    seen: list[int] = []
+
+    def clipping(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def hook(*_: object) -> None:
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad.clamp_(-0.01, 0.01)
+            seen.append(1)
+
+        optimizer.register_step_pre_hook(hook)
+        return optimizer
+
+    one, other = trained(optimizer=clipping, mode="newest")
+    assert_same([one], [other])
+    assert len(seen) == 2 * 5
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_refused() -> None:
+    def step(session: Session, model: nn.Module, optimizer: Any, x: torch.Tensor, number: int) -> None:
+        forward(session, model, optimizer, x, number)
+        torch.compile(lambda: optimizer.step(), backend="eager")()
+
+    with pytest.raises(UserError, match=r"a compiled optimizer step: .*do not compile step\(\)"):
+        trained(step, optimizer=adam)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_drains() -> None:
+    """Its evaluation does so inside of the compiled call."""
+    compiled: dict[int, Callable[..., Any]] = {}
+
+    def step(session: Session, model: nn.Module, optimizer: Any, x: torch.Tensor, number: int) -> None:
+        its = compiled.setdefault(session.rank, torch.compile(model, backend="eager"))
+        if number == 3 and session.rank == 0:
+            model.eval()
+            with torch.no_grad():
+                its(x)
+            model.train()
+        optimizer.zero_grad()
+        its(x).square().mean().backward()
+
+    one, other = trained(step)  # SGD: Adam computes otherwise while another thread compiles
+    assert_same([one], [other])
 
 
 class Failing(torch.optim.SGD):

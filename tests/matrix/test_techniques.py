@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -284,13 +283,6 @@ CASES = {
     "anomaly detection": Case(mlp, vectors(6), step=watched(torch.autograd.detect_anomaly)),
     "saved tensors packed": Case(mlp, vectors(6), step=watched(saved_on_disk)),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_anomaly_detection_left() -> Iterator[None]:
-    """Ranks are threads here, and each would restore the process-wide switch to what another one had set."""
-    yield
-    torch.autograd.set_detect_anomaly(False)
 
 
 @pytest.mark.parametrize("comm", COMMS)
