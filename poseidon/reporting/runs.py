@@ -93,8 +93,10 @@ class Run:
 
     @property
     def stall_share(self) -> float | None:
-        """Of the time of an iteration, spent waiting for communication."""
-        stall, seconds = self.value("stall_seconds"), self.iteration_seconds
+        """Of the time of an iteration, spent waiting for communication: of means, as some iterations wait for long."""
+        spread = self.summary.get("iteration_seconds")
+        mean = number(spread.get("mean")) if isinstance(spread, Mapping) else None
+        stall, seconds = self.value("stall_seconds"), mean or self.iteration_seconds
         return stall / seconds if stall is not None and seconds else None
 
     @property

@@ -10,7 +10,16 @@ from functools import cached_property
 from poseidon.reporting.dilation import chosen
 from poseidon.reporting.emulated import hardware, link, straggler
 from poseidon.reporting.runs import COMPLETED, Run, Stat, stat
-from poseidon.reporting.variants import curve_order, differing_keys, label, setting_params, short, telling_keys, usual
+from poseidon.reporting.variants import (
+    curve_order,
+    differing_keys,
+    label,
+    natural,
+    setting_params,
+    short,
+    telling_keys,
+    usual,
+)
 
 
 @dataclass(frozen=True)
@@ -170,7 +179,9 @@ def _section(batch_size: int, runs: list[Run], title: str) -> Section:
         cells.setdefault((curve_order(run), variant, run.nodes, run.nodes * rows, run.dilation), []).append(run)
     configurations = [
         Configuration(variant, order[1], nodes, rows, tuple(members), dilation)
-        for (order, variant, nodes, rows, dilation), members in sorted(cells.items())
+        for (order, variant, nodes, rows, dilation), members in sorted(
+            cells.items(), key=lambda cell: (cell[0][0], natural(cell[0][1]), *cell[0][2:])
+        )
     ]
     dilation = chosen((c.comm, c.dilation) for c in configurations)
     slug = re.sub(r"[^a-z0-9_.]+", "-", title.lower().replace(" rows per node", "")).strip("-.")

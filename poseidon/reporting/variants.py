@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from poseidon.reporting.emulated import hardware_params, papers_name
@@ -104,7 +106,7 @@ def differences(runs: Iterable[Run]) -> dict[str, dict[str, int]]:
             value = run.params.get(key, "(none)")
             values[value] = values.get(value, 0) + 1
         if len(values) > 1 and not key.startswith("tracking.run_name"):
-            counts[key] = dict(sorted(values.items(), key=lambda item: _natural(item[0])))
+            counts[key] = dict(sorted(values.items(), key=lambda item: natural(item[0])))
     return counts
 
 
@@ -157,8 +159,7 @@ def _preference(key: str) -> tuple[int, str]:
     return (next((i for i, prefix in enumerate(first) if key.startswith(prefix)), len(first)), key)
 
 
-def _natural(value: str) -> tuple[int, float, str]:
-    try:
-        return (0, float(value), value)
-    except ValueError:
-        return (1, 0.0, value)
+def natural(text: str) -> list[tuple[int, float, str]]:
+    """A sorting key by which 3 comes before 10, also within a text."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(0, float(part), "") if number else (1, 0.0, part) for part, number in zip(parts, cycle((0, 1))) if part]

@@ -66,10 +66,10 @@ class IterationClock:
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Median, 10th and 90th percentile (linear interpolation), or None without values."""
+    """Mean, median, 10th and 90th percentile (linear interpolation), or None without values."""
     if not seconds:
         return None
     if len(seconds) == 1:
-        return dict.fromkeys(("median", "p10", "p90"), seconds[0])
+        return dict.fromkeys(("mean", "median", "p10", "p90"), seconds[0])
     tenths = statistics.quantiles(seconds, n=10, method="inclusive")
-    return {"median": statistics.median(seconds), "p10": tenths[0], "p90": tenths[8]}
+    return {"mean": statistics.fmean(seconds), "median": statistics.median(seconds), "p10": tenths[0], "p90": tenths[8]}

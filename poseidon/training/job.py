@@ -201,9 +201,9 @@ def describe(summary: dict[str, Any]) -> list[str]:
             f"accuracy {summary['eval_accuracy']:.2%}" + (f", training loss {loss:.4g}" if loss is not None else "")
         ]
     if speed is not None:
-        iteration = summary["iteration_seconds"]["median"]
+        iteration, mean = (summary["iteration_seconds"][key] for key in ("median", "mean"))
         waited = summary["stall_seconds"] if summary["nodes"] > 1 else None
-        stall = f", {waited / iteration:.0%} of it waiting for communication" if waited is not None else ""
+        stall = f", {waited / mean:.0%} of the time waiting for communication" if waited is not None else ""
         lines.append(f"{speed:,.0f} images/s ({iteration * 1e3:.1f} ms per iteration{stall})")
     else:
         lines.append("made no iteration, or one, so there is no speed to tell; to go on, raise trainer.epochs")

@@ -54,7 +54,7 @@ def ranks(monkeypatch):
                 "train_loss": 0.1,
                 "iterations": 20,
                 "images_per_second": 100.0,
-                "iteration_seconds": {"median": 0.1, "p10": 0.1, "p90": 0.1},
+                "iteration_seconds": {"mean": 0.1, "median": 0.1, "p10": 0.1, "p90": 0.1},
                 "stall_seconds": 0.01,
                 "bytes_sent_per_iteration": [5e5] * world_size,
             }

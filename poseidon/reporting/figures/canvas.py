@@ -37,6 +37,8 @@ _LOOKS = {
 }
 _OTHERS = (("#999933", "X"), ("#666666", "p"))
 _LINES = ("-", (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
+#: Of a comm's variants, in this order.
+_SHADES = (0.0, 0.45, -0.4, 0.65, -0.7)
 GREY = "#777777"
 
 
@@ -50,16 +52,24 @@ class Look:
 
 
 def looks(variants: Sequence[tuple[str, str]]) -> dict[str, Look]:
-    """Of each curve, given as (name, comm): colour and marker are the comm's, in all figures; lines tell its variants
-    apart."""
+    """Of each curve, given as (name, comm): colour and marker are the comm's, in all figures; lines and shades tell its
+    variants apart."""
     found: dict[str, Look] = {}
     drawn: dict[str, int] = {}
     for name, comm in variants:
         if name not in found:
             color, marker = _LOOKS.get(comm) or _OTHERS[zlib.crc32(comm.encode()) % len(_OTHERS)]
-            found[name] = Look(color, marker, _LINES[drawn.get(comm, 0) % len(_LINES)])
+            number = drawn.get(comm, 0)
+            found[name] = Look(_shaded(color, _SHADES[number % len(_SHADES)]), marker, _LINES[number % len(_LINES)])
             drawn[comm] = drawn.get(comm, 0) + 1
     return found
+
+
+def _shaded(color: str, share: float) -> str:
+    """So far on the way to white, or, below 0, to black."""
+    end = 255 if share > 0 else 0
+    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(c + (end - c) * abs(share)):02X}" for c in channels)
 
 
 def color_of(scheme: str) -> str:
