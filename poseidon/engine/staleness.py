@@ -286,7 +286,8 @@ class Staleness:
         assert late.settings is not None
         assert late.round == self.applied + 1 == self._late[0].round
         # Whatever the user steps or reads weights in: state made there would be of no use outside, or less precise.
-        device = autocast_device(late.plan.gradients.params[0])
+        params = late.plan.gradients.params
+        device = autocast_device(params[0]) if params else "cpu"
         with torch.inference_mode(mode=False), torch.autocast(device, enabled=False):
             if write:
                 late.write()

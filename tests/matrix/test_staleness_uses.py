@@ -214,6 +214,15 @@ def test_a_rank_without_rows() -> None:
     assert_same([one], [other])
 
 
+def test_a_model_that_is_frozen_as_a_whole() -> None:
+    def frozen(session: Session, model: nn.Module, optimizer: Any, x: torch.Tensor, step: int) -> None:
+        model.requires_grad_(False)
+        model(x)
+
+    one, other = trained(frozen)
+    assert_same([one], [other])
+
+
 def twice(session: Session, model: nn.Module, optimizer: Any, x: torch.Tensor, step: int) -> None:
     forward(session, model, optimizer, x, step)
     model(x).square().mean().backward()
