@@ -35,9 +35,9 @@ from poseidon.engine.backward import Hook
 from poseidon.engine.broadcast import TAG_SLICES, TAG_TENSORS, broadcast, give_named, take_named
 from poseidon.engine.device import Device
 from poseidon.engine.embedding import refuse
-from poseidon.engine.engine import Options
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.parameters import check_distributable, trainable
+from poseidon.engine.plan import Options
 from poseidon.engine.pushes import PLAN, Pushes
 from poseidon.engine.reference import Reference
 from poseidon.engine.slices import (
@@ -56,7 +56,7 @@ from poseidon.planning import Book, Decision, Topology, build_book
 from poseidon.schemes import shaped
 
 #: Mailbox tag of the meeting of all ranks.
-TAG_MEET = 8
+TAG_MEET = 11
 
 
 class Standing(NamedTuple):

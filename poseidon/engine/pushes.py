@@ -115,11 +115,8 @@ class Pushes:
             for pair, its in parts:
                 self._send(push, pair, staging[pair.offset : pair.offset + pair.length], its, there)
 
-        what = f"cannot push unit {unit.index}"
-        guarded, nbytes = (
-            partial(self._exchange.guarded, call, what),
-            sum(its.length for its, _ in parts) * unit.itemsize,
-        )
+        guarded = partial(self._exchange.guarded, call, f"cannot push unit {unit.index}")
+        nbytes = sum(pair.length for pair, _ in parts) * unit.itemsize
         self._device.to_host(None, nbytes, lambda _: self._exchange.endpoint.post(guarded))
 
     def _staged(self, unit: Unit, turn: int, there: Container[int]) -> torch.Tensor:

@@ -19,15 +19,14 @@ gradient until the backward pass ends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from poseidon import schemes
-from poseidon.engine.device import Moved, Then
+from poseidon.engine.device import Host, Moved, Then
 from poseidon.schemes import Contribution, Share, Touched
 
 _CLOSE_SECONDS = 5.0
@@ -72,22 +71,17 @@ class _Arrival(NamedTuple):
     transfer: Transfer
 
 
-class Staged:
-    """Implements :class:`poseidon.engine.device.Device`.
+class Staged(Host):
+    """The host, and before it what copies to and from it take.
 
     Args:
         failed: told what ends the copies (from any thread); nothing else would wake those who wait for them.
     """
 
-    has_values = True
-
     def __init__(self, copies: Copies, failed: Callable[[Exception], None]) -> None:
         self.where = copies.where
         self._copies = copies
         self._down, self._up = Line("poseidon-to-host", failed), Line("poseidon-to-device", failed)
-
-    def ready(self) -> None:
-        pass
 
     def to_host(self, value: Any, nbytes: int, then: Moved) -> None:
         transfer = self._copies.down()
@@ -101,9 +95,6 @@ class Staged:
             then(on_host)
 
         self._down.put(wait)
-
-    def summed(self, nbytes: int, then: Then, post: Callable[[Then], None]) -> None:
-        then()
 
     def to_device(self, value: Any, nbytes: int, then: Moved) -> None:
         def begin() -> None:
@@ -125,24 +116,6 @@ class Staged:
 
     def place(self, value: Any) -> Any:
         return self.received(self._begin(value))
-
-    def reconstruct(
-        self,
-        name: str,
-        contributions: Sequence[Contribution],
-        shape: torch.Size,
-        dtype: torch.dtype,
-        rows: range | None = None,
-    ) -> torch.Tensor | None:
-        return schemes.reconstruct(contributions, shape, dtype, rows)
-
-    def multiplied(
-        self, contributions: Sequence[Contribution], shape: torch.Size, dtype: torch.dtype
-    ) -> torch.Tensor | None:
-        return schemes.reconstruct(contributions, shape, dtype)
-
-    def busy(self) -> dict[str, float]:
-        return {}
 
     def close(self) -> None:
         """Its threads end."""

@@ -7,12 +7,12 @@ gradients come first and are the largest, and a block comes down only after all 
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
 from functools import partial
-from itertools import count
 from typing import Literal, NamedTuple
+
+from poseidon.planning.events import Clock, Station
 
 Overlap = Literal["none", "backward", "full"]
 #: The link looks for a more urgent transfer so many times an iteration.
@@ -46,53 +46,6 @@ class Pass(NamedTuple):
     stage: Stage
 
 
-@dataclass
-class _Clock:
-    now: float = 0.0
-    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    _order: count[int] = field(default_factory=count)
-
-    def at(self, moment: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (moment, next(self._order), call))
-
-    def run(self) -> None:
-        while self._events:
-            self.now, _, call = heapq.heappop(self._events)
-            call()
-
-
-@dataclass
-class _Queue:
-    """Does one thing after the other, the most urgent first; each for at most `piece` seconds at a time."""
-
-    clock: _Clock
-    piece: float = float("inf")
-    _waiting: list[tuple[tuple[int, ...], int, float, Callable[[], None]]] = field(default_factory=list)
-    _order: count[int] = field(default_factory=count)
-    _busy: bool = False
-
-    def put(self, urgency: tuple[int, ...], seconds: float, then: Callable[[], None]) -> None:
-        heapq.heappush(self._waiting, (urgency, next(self._order), seconds, then))
-        if not self._busy:
-            self._next()
-
-    def _next(self) -> None:
-        self._busy = bool(self._waiting)
-        if not self._busy:
-            return
-        urgency, order, seconds, then = heapq.heappop(self._waiting)
-        part = min(seconds, self.piece)
-
-        def end() -> None:
-            if seconds > part:
-                heapq.heappush(self._waiting, (urgency, order, seconds - part, then))
-            else:
-                then()  # may put what is more urgent than what waits
-            self._next()
-
-        self.clock.at(self.clock.now + part, end)
-
-
 def iteration_seconds(passes: Sequence[Pass], overlap: Overlap) -> float:
     """Seconds of one iteration, the optimizer step left out.
 
@@ -114,12 +67,12 @@ class _Run:
     """
 
     def __init__(self, passes: Sequence[Pass], overlap: Overlap) -> None:
-        self.clock = _Clock()
+        self.clock = Clock()
         self.ends: list[float] = []
         self._passes, self._overlap = passes, overlap
         piece = sum(each.stage.up + each.stage.down for each in passes) / _PIECES
-        self._device, self._host = _Queue(self.clock), _Queue(self.clock)
-        self._link = _Queue(self.clock, piece if overlap == "full" else float("inf"))
+        self._device, self._host = Station(self.clock), Station(self.clock)
+        self._link = Station(self.clock, piece if overlap == "full" else math.inf)
         self._current = [-1] * len(passes)  # by layer, the iteration whose gradient is in
         self._blocked: tuple[int, int] | None = None  # iteration and layer of a forward pass that waits
         self._rounds = _ROUNDS if overlap == "full" else 1
@@ -133,7 +86,7 @@ class _Run:
         elif self._current[layer] < round_ - 1:
             self._blocked = (round_, layer)
         else:
-            self._device.put((1,), self._passes[layer].forward, partial(self._forward, round_, layer + 1))
+            self._device.do(self._passes[layer].forward, partial(self._forward, round_, layer + 1), (1,))
 
     def _backward(self, round_: int, layer: int) -> None:
         def end() -> None:
@@ -142,7 +95,7 @@ class _Run:
             self._backward(round_, layer - 1)
 
         if layer >= 0:
-            self._device.put((1,), self._passes[layer].backward, end)
+            self._device.do(self._passes[layer].backward, end, (1,))
             return
         if self._overlap == "none":
             for each in reversed(range(len(self._passes))):
@@ -157,22 +110,22 @@ class _Run:
         urgency = (round_, layer) if self._overlap == "full" else ()
 
         def up() -> None:
-            queue = self._device if stage.where == "device" else self._host
+            station = self._device if stage.where == "device" else self._host
             if stage.product:
-                queue.put((2, round_, layer) if stage.late else (0,), stage.product, product)
+                station.do(stage.product, product, (2, round_, layer) if stage.late else (0,))
             else:
                 product()
 
         def product() -> None:
             if stage.down:
-                self._link.put(urgency, stage.down, lambda: self.clock.at(self.clock.now + stage.hop, done))
+                self._link.do(stage.down, lambda: self.clock.after(stage.hop, done), urgency)
             else:
                 done()
 
         def done() -> None:
             self._arrived(round_, layer)
 
-        self._link.put(urgency, stage.up, lambda: self.clock.at(self.clock.now + stage.hop, up))
+        self._link.do(stage.up, lambda: self.clock.after(stage.hop, up), urgency)
 
     def _arrived(self, round_: int, layer: int) -> None:
         self._current[layer] = round_

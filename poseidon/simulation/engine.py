@@ -7,7 +7,7 @@ from functools import partial
 from math import ceil
 
 from poseidon.planning import Book, FactorSize, Unit
-from poseidon.simulation.events import Priority, Then
+from poseidon.planning.events import Priority, Then
 from poseidon.simulation.job import Job, Overlap
 from poseidon.simulation.loop import Loop, after_backward, before_forward
 from poseidon.simulation.node import Node, Together

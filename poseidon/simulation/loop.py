@@ -6,7 +6,7 @@ from collections import defaultdict
 from functools import partial
 from typing import Protocol
 
-from poseidon.simulation.events import Priority
+from poseidon.planning.events import Priority
 from poseidon.simulation.job import Job
 from poseidon.simulation.node import Node
 

@@ -3,7 +3,7 @@ leaves when what it receives comes in, and is with the others when theirs is her
 
 from __future__ import annotations
 
-from poseidon.simulation.events import Clock, Priority, Station, Then
+from poseidon.planning.events import Clock, Priority, Station, Then
 from poseidon.simulation.job import Job, Network
 
 

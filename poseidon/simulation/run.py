@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from poseidon.planning import Topology, build_book, decide
+from poseidon.planning.events import Clock
 from poseidon.simulation.engine import EngineSync
-from poseidon.simulation.events import Clock
 from poseidon.simulation.job import Job, Network, System
 from poseidon.simulation.loop import Loop, Sync
 from poseidon.simulation.node import Node

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from poseidon.planning import FactorSize, Topology, build_book, decide
+from poseidon.planning.events import Clock, Station
 from poseidon.simulation import PARTS, Job, Layer, Network, Outcome, System, cells_to_emulate, simulate
-from poseidon.simulation.events import Clock, Station
 from poseidon.simulation.torch_comms import buckets
 from tests.simulation.papers import alexnet, param, vgg19_22k
 

@@ -1,9 +1,11 @@
-"""Simulated time: events in their order, and stations that work on one job after the other."""
+"""Simulated time: events in their order, and stations that work on one job after the other. For predictions of any
+kind: of a plan (``timeline``), of a cluster (``poseidon.simulation``)."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 
 Then = Callable[[], None]
@@ -30,14 +32,17 @@ class Clock:
 
 
 class Station:
-    """Serves one job at a time, and none is interrupted: a device, a copy engine, a CPU, a link's way out.
+    """Serves one job at a time: a device, a copy engine, a CPU, a link's way out.
+
+    Args:
+        piece: seconds after which a job makes way for a more urgent one; by default none is interrupted.
 
     Attributes:
-        busy: (start, end) of each job so far, in their order; no two overlap.
+        busy: (start, end) of each job, or piece of one, so far, in their order; no two overlap.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, piece: float = math.inf) -> None:
+        self._clock, self._piece = clock, piece
         self._waiting: list[tuple[Priority, int, float, Then]] = []
         self._numbers = itertools.count()
         self._working = False
@@ -55,12 +60,16 @@ class Station:
     def _begin(self) -> None:
         if not self._waiting:
             return
-        _, _, seconds, then = heapq.heappop(self._waiting)
+        priority, number, seconds, then = heapq.heappop(self._waiting)
+        part = min(seconds, self._piece)
         self._working = True
-        self.busy.append((self._clock.now, self._clock.now + seconds))
-        self._clock.after(seconds, lambda: self._end(then))
+        self.busy.append((self._clock.now, self._clock.now + part))
+        self._clock.after(part, lambda: self._end((priority, number, seconds - part, then)))
 
-    def _end(self, then: Then) -> None:
-        then()  # while nothing else can begin: what follows from a job may be the next one
+    def _end(self, job: tuple[Priority, int, float, Then]) -> None:
+        if job[2] > 0:
+            heapq.heappush(self._waiting, job)
+        else:
+            job[3]()  # while nothing else can begin: what follows from a job may be the next one
         self._working = False
         self._begin()
