@@ -178,13 +178,13 @@ class Exchange:
             return NOBODY
         return error.rank if isinstance(error, PeerLostError) else self.rank
 
-    def send(self, peer: int, header: Header, payload: Any) -> None:
-        """Endpoint's thread only; counts payload bytes."""
+    def send(self, peer: int, header: Header, payload: Any, priority: int = 0) -> None:
+        """Endpoint's thread only; counts payload bytes. `priority`: as in :meth:`Endpoint.send`."""
         length = 0 if payload is None else memoryview(payload).nbytes
         key = Traffic.key(header, peer)
         self.traffic.sent[key] += length
         self.traffic.messages[key] += 1
-        self.endpoint.send(peer, header, payload)
+        self.endpoint.send(peer, header, payload, priority=priority)
 
     def through(self) -> list[int]:
         """Endpoint's thread: the ranks that only go along in the present loop."""

@@ -143,7 +143,8 @@ class Shards:
         """What a rank that only goes along contributes comes like the others'."""
 
     def _send(self, peer: int, header: Header, payload: Any) -> None:
-        self._exchange.send(peer, header._replace(step=self._begun[header.round].steps), payload)
+        header = header._replace(step=self._begun[header.round].steps)
+        self._exchange.send(peer, header, payload, self._book.priority(header.round, header.unit))
 
     def _summed(self, nbytes: int, call: Any) -> None:
         self._device.summed(nbytes, partial(self._exchange.guarded, call, "cannot sum"), self._exchange.endpoint.post)

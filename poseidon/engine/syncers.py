@@ -157,7 +157,7 @@ class Syncers:
     def _send(self, peer: int, header: Header, payload: Any) -> None:
         if header.rank == self._exchange.rank:  # else it is only handed on, perhaps before this rank begins the round
             header = header._replace(step=self._steps[header.round])
-        self._exchange.send(peer, header, payload)
+        self._exchange.send(peer, header, payload, self.book.priority(header.round, header.unit))
 
     def _begin(self, round_: int, step: int) -> None:
         """Endpoint's thread, before anything of a round is sent."""

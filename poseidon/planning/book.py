@@ -116,6 +116,11 @@ class Book:
     topology: Topology
     unit_of: tuple[int, ...]  # parameter index -> unit index
 
+    def priority(self, round_: int, unit: int) -> int:
+        """Lower leaves first: the oldest round, for which others still wait, then what the next forward needs first.
+        Above 0, which is for what is no unit's."""
+        return 1 + round_ * len(self.params) + min(self.units[unit].params)
+
     def planned_bytes(self, rank: int, factors: Mapping[str, FactorSize]) -> Sent:
         """What `rank` sends, if each node sees the rows that `factors` tells, by name of the weight that does not go
         by PS, divided evenly over its devices."""

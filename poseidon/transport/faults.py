@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from poseidon.transport.base import Endpoint, Handler
@@ -64,7 +65,9 @@ class FaultyEndpoint:
     def close(self, timeout: float) -> None:
         self.inner.close(timeout)
 
-    def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False) -> None:
+    def send(
+        self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False, priority: int = 0
+    ) -> None:
         fault = self._match(peer, header)
         if fault is not None and fault.action == "kill" and not self._dead:
             self._dead = True
@@ -72,14 +75,13 @@ class FaultyEndpoint:
         if self._dead or (fault is not None and fault.action == "drop"):
             return
         if fault is None:
-            self.inner.send(peer, header, payload, urgent=urgent)
+            self.inner.send(peer, header, payload, urgent=urgent, priority=priority)
         elif fault.action == "corrupt":
-            self.inner.send(peer, header._replace(rank=0xFFFF), payload, urgent=urgent)
+            self.inner.send(peer, header._replace(rank=0xFFFF), payload, urgent=urgent, priority=priority)
         else:
             data = None if payload is None else bytes(payload)
-            later = threading.Timer(
-                fault.seconds, lambda: self.inner.post(lambda: self.inner.send(peer, header, data, urgent=urgent))
-            )
+            send = partial(self.inner.send, peer, header, data, urgent=urgent, priority=priority)
+            later = threading.Timer(fault.seconds, self.inner.post, (send,))
             later.daemon = True
             later.start()
 

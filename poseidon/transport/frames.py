@@ -12,13 +12,15 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAGIC = b"PSDN"
-VERSION = 3
+VERSION = 4
 TOKEN_BYTES = 16
 
-# magic, version, kind, rank, token | model, plan, round, unit, pair | rows, k, step, offset, total, length | crc32
+# magic, version, kind, rank, token | model, plan, round, unit, pair | rows, k, step, offset, total, length
 _LAYOUT = struct.Struct("<4sBBH16s HHIII QQQQQQ")
+_MARK = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
-HEADER_BYTES = _LAYOUT.size + _CRC.size
+_CHECKED = _LAYOUT.size + _MARK.size
+HEADER_BYTES = _CHECKED + _CRC.size
 
 
 class Kind(IntEnum):
@@ -41,6 +43,7 @@ class Kind(IntEnum):
     CHANGED = 16  # from this round on the sender's parameters are others: it goes by this plan no longer
     BLOCK = 17  # worker -> worker of its node: rows of a gradient that it has multiplied out, from row `pair` on
     SETTINGS = 18  # worker -> server: its optimizers' settings from now on, as JSON
+    RECEIPT = 19  # the transport's own: all up to `mark` has been taken
     ROWS = 14  # worker -> worker: an embedding's touched rows: values (k x D), then their indices
 
 
@@ -54,6 +57,7 @@ class Header(NamedTuple):
         step: optimizer steps that the sender had made by then.
         offset, total: where this payload stands in the whole transfer, and that one's size (bytes).
         length: bytes of payload that follow.
+        mark: not 0: what the receiver is to say in its receipt, and says there; the transport's own.
     """
 
     kind: Kind
@@ -69,6 +73,7 @@ class Header(NamedTuple):
     offset: int = 0
     total: int = 0
     length: int = 0
+    mark: int = 0
 
 
 def sized(header: Header, length: int) -> Header:
@@ -77,8 +82,21 @@ def sized(header: Header, length: int) -> Header:
 
 
 def pack(header: Header, token: bytes) -> bytes:
-    body = _LAYOUT.pack(MAGIC, VERSION, header.kind, header.rank, token, *header[2:])
-    return body + _CRC.pack(zlib.crc32(body))
+    return seal(body(header, token), header.mark)
+
+
+def body(header: Header, token: bytes) -> bytes:
+    """All but the mark, which is known when the message leaves.
+
+    Raises:
+        struct.error: a field is out of range.
+    """
+    return _LAYOUT.pack(MAGIC, VERSION, header.kind, header.rank, token, *header[2:-1])
+
+
+def seal(body: bytes, mark: int) -> bytes:
+    checked = body + _MARK.pack(mark)
+    return checked + _CRC.pack(zlib.crc32(checked))
 
 
 def unpack(data: bytes | memoryview, token: bytes, world_size: int, payload_bytes: int) -> Header | None:
@@ -89,8 +107,8 @@ def unpack(data: bytes | memoryview, token: bytes, world_size: int, payload_byte
     """
     if len(data) != HEADER_BYTES:
         return None
-    (crc,) = _CRC.unpack_from(data, _LAYOUT.size)
-    if zlib.crc32(data[: _LAYOUT.size]) != crc:
+    (crc,) = _CRC.unpack_from(data, _CHECKED)
+    if zlib.crc32(data[:_CHECKED]) != crc:
         return None
     magic, version, kind, rank, its_token, *rest = _LAYOUT.unpack_from(data)
     if magic != MAGIC or version != VERSION or its_token != token or rank >= world_size:
@@ -98,6 +116,6 @@ def unpack(data: bytes | memoryview, token: bytes, world_size: int, payload_byte
     if rest[-1] != payload_bytes or rest[-3] + payload_bytes > rest[-2]:
         return None
     try:
-        return Header(Kind(kind), rank, *rest)
+        return Header(Kind(kind), rank, *rest, *_MARK.unpack_from(data, _LAYOUT.size))
     except ValueError:
         return None

@@ -14,7 +14,8 @@ _TOKEN = bytes(16)
 
 
 class InprocEndpoint:
-    """Delivers into the peer's queue; payloads are copied and headers packed and checked, as on a wire."""
+    """Delivers into the peer's queue; payloads are copied and headers packed and checked, as on a wire. What is sent
+    arrives at once: nothing waits that another message could overtake, so priorities change nothing."""
 
     def __init__(self, rank: int, peers: list[InprocEndpoint]) -> None:
         self.rank = rank
@@ -36,7 +37,9 @@ class InprocEndpoint:
     def post(self, call: Callable[[], object]) -> None:
         self._inbox.put(call)
 
-    def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False) -> None:
+    def send(
+        self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False, priority: int = 0
+    ) -> None:
         data = b"" if payload is None else bytes(payload)
         head = pack(sized(header, len(data)), _TOKEN)
         self.counters.sent[peer] += HEADER_BYTES + len(data)

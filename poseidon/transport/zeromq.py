@@ -1,7 +1,9 @@
 """The ZeroMQ mesh: every rank binds two receiving sockets and connects two sending ones to each peer.
 
 Bound sockets only receive, so that nothing is ever dealt to a stranger. Bulk data and urgent messages
-(aborts, plans) have connections of their own: an abort must not queue behind a gradient.
+(aborts, plans, receipts) have connections of their own: an abort must not queue behind a gradient. Bulk data waits in
+queues of ours (flow.py) until there is room among the bytes in flight to its peer; sockets have the system's buffers,
+as a send buffer below four segments of the route stalls on delayed acknowledgements.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from poseidon.errors import PoseidonError, UserError
 from poseidon.transport.base import Counters, Handler
-from poseidon.transport.frames import HEADER_BYTES, Header, Kind, pack, sized, unpack
+from poseidon.transport.flow import LAST, Flow
+from poseidon.transport.frames import HEADER_BYTES, Header, Kind, body, seal, sized, unpack
 from poseidon.transport.health import Health
 from poseidon.transport.inherited import close_inherited
 
@@ -35,8 +38,8 @@ log = logging.getLogger("poseidon.transport")
 MAX_PAYLOAD = 64 * 1024 * 1024
 #: What encryption adds to a message before its size is checked.
 _ENVELOPE = 1024
-#: Messages taken from one socket before the others get their turn.
-BURST = 32
+#: Messages, and bytes, taken from one socket before the others get their turn: receipts keep the senders going.
+BURST, BURST_BYTES = 32, 1024 * 1024
 #: However busy or idle the traffic, connection events are looked at this often.
 WATCH_SECONDS = 0.2
 _POLL_MS = 200
@@ -66,6 +69,8 @@ class ZmqEndpoint:
         self.rank = rank
         self.world_size = world_size
         self.counters = Counters()
+        self._flow = Flow((peer for peer in range(world_size) if peer != rank), self.counters)
+        self._flush_until = 0.0  # once it is stopping: when it gives up what still waits
         self._context = zmq.Context(io_threads=1)
         self._secure = {BULK: encryption == "curve", URGENT: encryption is not None}
         self._public, self._secret = zmq.curve_keypair() if self._secure[URGENT] else (b"", b"")
@@ -199,17 +204,33 @@ class ZmqEndpoint:
             with contextlib.suppress(OSError):
                 self._wake_out.send(b"x")
 
-    def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False) -> None:
+    def send(
+        self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False, priority: int = 0
+    ) -> None:
         if peer in self._health.gone:
             return
-        sock = self._out[peer, URGENT if urgent else BULK]
         data = memoryview(b"" if payload is None else payload)
         if data.nbytes > MAX_PAYLOAD:
             # The receiver would drop the connection.
             raise ValueError(f"a message of {data.nbytes} bytes; the largest is {MAX_PAYLOAD}")
         if data.nbytes:
             data = data.cast("B")  # refuses what is not contiguous before the header is out
-        head = pack(sized(header, data.nbytes), self._token)
+        head = body(sized(header, data.nbytes), self._token)
+        if urgent:
+            self._put_out(peer, URGENT, seal(head, header.mark), data)
+            return
+        priority = LAST if header.kind is Kind.BYE else priority
+        self._flow.put(peer, priority, HEADER_BYTES + data.nbytes, (head, data))
+        self._pump(peer)
+
+    def _pump(self, peer: int) -> None:
+        """Send of what waits for a peer what may leave now."""
+        while (found := self._flow.next(peer, time.monotonic())) is not None:
+            (head, data), mark = found
+            self._put_out(peer, BULK, seal(head, mark), data)
+
+    def _put_out(self, peer: int, channel: int, head: bytes, data: memoryview) -> None:
+        sock = self._out[peer, channel]
         self.counters.sent[peer] += HEADER_BYTES + data.nbytes
         if data.nbytes:
             sock.send(head, zmq.SNDMORE | zmq.NOBLOCK)
@@ -220,6 +241,7 @@ class ZmqEndpoint:
     def close(self, timeout: float) -> None:
         if self._closed or self._forked:
             return
+        self._flush_until = time.monotonic() + timeout
         self._stopping = True
         self.post(lambda: None)
         if self._thread is not None:
@@ -235,8 +257,9 @@ class ZmqEndpoint:
             sock.disable_monitor()
         for sock in (*self._in_monitors.values(), *self._out_monitors.values(), *self._in.values()):
             sock.close(linger=0)
+        left = max(0.0, self._flush_until - time.monotonic())
         for sock in self._out.values():
-            sock.close(linger=int(timeout * 1000))
+            sock.close(linger=int(left * 1000))
         self._context.term()
         self._wake_in.close()
         self._wake_out.close()
@@ -269,7 +292,7 @@ class ZmqEndpoint:
             poller.register(sock, zmq.POLLIN)
         poller.register(self._wake_in, zmq.POLLIN)
         watch = 0.0
-        while not (self._stopping and not self._posted):
+        while not self._stopping or self._posted or self._flushes():
             self._run_posted()
             more = [self._receive(channel) for channel in (URGENT, BULK)]
             if not any(more):
@@ -286,6 +309,9 @@ class ZmqEndpoint:
                 self._report_lost()
                 watch = now + WATCH_SECONDS
 
+    def _flushes(self) -> bool:
+        return self._flow.waiting and time.monotonic() < self._flush_until
+
     def _run_posted(self) -> None:
         while self._posted:
             try:
@@ -295,6 +321,7 @@ class ZmqEndpoint:
 
     def _receive(self, channel: int) -> bool:
         """Take what has come; True: there may be more."""
+        taken = 0
         for _ in range(BURST):
             try:
                 frames = self._in[channel].recv_multipart(zmq.NOBLOCK, copy=False)
@@ -307,18 +334,31 @@ class ZmqEndpoint:
                 self.counters.stranger_frames += 1
                 continue
             self.counters.received[header.rank] += HEADER_BYTES + payload.nbytes
-            if header.kind is Kind.HELLO:
-                self._hello(header.rank, channel, frames[0])
-                continue
-            if header.kind is Kind.BYE:
-                self._health.bye(header.rank, channel)
-                self._forget(header.rank)
-            if self._handler is not None:
-                try:
-                    self._handler.on_message(header, payload)
-                except Exception as error:
-                    self._report(error)
+            self._on_message(header, payload, channel, frames[0])
+            taken += payload.nbytes
+            if taken >= BURST_BYTES:
+                break
         return True
+
+    def _on_message(self, header: Header, payload: memoryview, channel: int, head: zmq.Frame) -> None:
+        rank = header.rank
+        if header.kind is Kind.HELLO:
+            self._hello(rank, channel, head)
+            return
+        if header.kind is Kind.RECEIPT:
+            self._flow.confirm(rank, header.mark, time.monotonic())
+            self._pump(rank)
+            return
+        if header.kind is Kind.BYE:
+            self._health.bye(rank, channel)
+            self._forget(rank)
+        if self._handler is not None:
+            try:
+                self._handler.on_message(header, payload)
+            except Exception as error:
+                self._report(error)
+        if header.mark:
+            self.send(rank, Header(Kind.RECEIPT, self.rank, mark=header.mark), urgent=True)
 
     def _hello(self, rank: int, channel: int, frame: zmq.Frame) -> None:
         self._watch()  # the end of an earlier connection with the same file descriptor comes first
@@ -352,8 +392,11 @@ class ZmqEndpoint:
 
     def _forget(self, peer: int) -> None:
         """Stop reconnecting to a peer that is gone: its port may be someone else's by now."""
+        if peer not in self._health.gone:
+            return
+        self._flow.drop(peer)
         for channel in (BULK, URGENT):
-            if peer in self._health.gone and (url := self._urls.pop((peer, channel), None)):
+            if url := self._urls.pop((peer, channel), None):
                 with contextlib.suppress(zmq.ZMQError):
                     self._out[peer, channel].disconnect(url)
 
