@@ -55,12 +55,14 @@ def uncounted(model: nn.Module, scheme: str, sent: float) -> dict[str, Any]:
         "bytes_source": "computed",
         "traffic": {},
         "stall_seconds": 0.0,
+        "most_bytes_queued": 0,
+        "most_bytes_in_flight": 0,
         "strangers": {"frames": 0, "connections": 0},
     }
 
 
 def report(engine: Planned, exchange: Exchange, model: int) -> dict[str, Any]:
-    """This rank's figures; bytes are payload sent (`dense`), with headers (`sent`), and as the plan says: to other
+    """This rank's figures, `most_...` of all its models; bytes are payload sent (`dense`), with headers (`sent`), and as the plan says: to other
     nodes, and, `inside`, to other devices of its own.
 
     ``from_servers``: for each rank that only serves, what it has sent to this one, counted here, where it arrives, and
@@ -69,7 +71,7 @@ def report(engine: Planned, exchange: Exchange, model: int) -> dict[str, Any]:
     plan, factors = engine.plan, engine.decision.factors
     book = plan.book
     iterations = 0 if plan.trial else plan.rounds
-    traffic = exchange.traffic
+    traffic, counters = exchange.traffic, exchange.endpoint.counters
     dense = sent = inside = 0
     beside = exchange.topology.beside(exchange.rank)
     layers: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
@@ -108,10 +110,9 @@ def report(engine: Planned, exchange: Exchange, model: int) -> dict[str, Any]:
         "bytes_source": "counted",
         "traffic": {layer: {s: dict(d) for s, d in by.items()} for layer, by in layers.items()},
         "stall_seconds": engine.stall_seconds / engine.planned_rounds if engine.planned_rounds else 0.0,
-        "strangers": {
-            "frames": exchange.endpoint.counters.stranger_frames,
-            "connections": exchange.endpoint.counters.stranger_connections,
-        },
+        "most_bytes_queued": counters.most_queued,
+        "most_bytes_in_flight": counters.most_in_flight,
+        "strangers": {"frames": counters.stranger_frames, "connections": counters.stranger_connections},
     }
 
 

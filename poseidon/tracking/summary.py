@@ -44,6 +44,8 @@ MEASURED = (
     "server_bytes_planned_per_iteration",
     "bytes_by_scheme",
     "bytes_source",
+    "most_bytes_queued",
+    "most_bytes_in_flight",
     "schemes",
     "rates",
     "train_loss",

@@ -40,6 +40,7 @@ def collect(
         "cpu": outcome.clock.cpu_seconds_per_iteration,
         "thread": outcome.clock.busiest_thread_seconds_per_iteration,
         "stall_seconds": report["stall_seconds"] / outcome.clock.dilation if counted else None,
+        "most": {what: report[f"most_bytes_{what}"] for what in ("queued", "in_flight")} if counted else None,
         "strangers": report["strangers"],
         "busy": session.accelerator.busy(),
         "schemes": _dense_by_scheme(report),
@@ -89,6 +90,10 @@ def collect(
         "eval_accuracy": score.accuracy if score else None,
         "eval_loss": score.loss if score else None,
         "replica_digests": [rank["digest"] for rank in ranks],
+        **{
+            f"most_bytes_{what}": max(rank["most"][what] for rank in ranks) if counted else None
+            for what in ("queued", "in_flight")
+        },
         # Each rank has sockets of its own that strangers may find.
         "strangers": {what: sum(rank["strangers"][what] for rank in ranks) for what in report["strangers"]},
     }

@@ -66,9 +66,7 @@ class Endpoint(Protocol):
     def post(self, call: Callable[[], object]) -> None:
         """Run `call` in the endpoint's thread, soon; from any thread."""
 
-    def send(
-        self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False, priority: int = 0
-    ) -> None:
+    def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False, priority: int = 0) -> None:
         """Queue a message; endpoint thread only. Never blocks. To a peer that left or was lost: nothing.
 
         To one peer messages of equal priority arrive in their order. BYE comes last, whatever its priority.

@@ -65,9 +65,7 @@ class FaultyEndpoint:
     def close(self, timeout: float) -> None:
         self.inner.close(timeout)
 
-    def send(
-        self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False, priority: int = 0
-    ) -> None:
+    def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False, priority: int = 0) -> None:
         fault = self._match(peer, header)
         if fault is not None and fault.action == "kill" and not self._dead:
             self._dead = True

@@ -37,9 +37,7 @@ class InprocEndpoint:
     def post(self, call: Callable[[], object]) -> None:
         self._inbox.put(call)
 
-    def send(
-        self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False, priority: int = 0
-    ) -> None:
+    def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False, priority: int = 0) -> None:
         data = b"" if payload is None else bytes(payload)
         head = pack(sized(header, len(data)), _TOKEN)
         self.counters.sent[peer] += HEADER_BYTES + len(data)

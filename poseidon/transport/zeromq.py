@@ -204,9 +204,7 @@ class ZmqEndpoint:
             with contextlib.suppress(OSError):
                 self._wake_out.send(b"x")
 
-    def send(
-        self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False, priority: int = 0
-    ) -> None:
+    def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False, priority: int = 0) -> None:
         if peer in self._health.gone:
             return
         data = memoryview(b"" if payload is None else payload)

@@ -52,10 +52,10 @@ def _gated_run(comm: str, overlap: str, patience: float) -> list[bool]:
     events: dict[int, threading.Event] = {}
 
     class Watched(InprocEndpoint):
-        def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False) -> None:
+        def send(self, peer: int, header: Header, payload: Any = None, **options: Any) -> None:
             if header.kind in GRADIENTS and self.rank in events:
                 events[self.rank].set()
-            super().send(peer, header, payload, urgent=urgent)
+            super().send(peer, header, payload, **options)
 
     def body(session: Session) -> list[bool]:
         model = _Gated(patience)

@@ -189,10 +189,10 @@ def test_what_training_only_writes_costs_nothing_while_it_trains(make: Any, sent
     seen: list[int] = []
 
     class Watched(InprocEndpoint):
-        def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False) -> None:
+        def send(self, peer: int, header: Header, payload: Any = None, **options: Any) -> None:
             if header.kind is Kind.STATE and counting.is_set():
                 seen.append(header.unit)
-            super().send(peer, header, payload, urgent=urgent)
+            super().send(peer, header, payload, **options)
 
     def body(session: Session) -> None:
         model = copy.deepcopy(base)

@@ -69,9 +69,9 @@ class Counting(InprocEndpoint):
         super().__init__(rank, peers)
         self.kinds: Counter[Kind] = Counter()
 
-    def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False) -> None:
+    def send(self, peer: int, header: Header, payload: Any = None, **options: Any) -> None:
         self.kinds[header.kind] += 1
-        super().send(peer, header, payload, urgent=urgent)
+        super().send(peer, header, payload, **options)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

@@ -135,6 +135,8 @@ class FakeSession:
             "traffic": {},
             "stall_seconds": 0.0,
             "rates": None,
+            "most_bytes_queued": 10 * self.rank,
+            "most_bytes_in_flight": 20,
             "strangers": {"frames": self.rank, "connections": 1},
         }
 

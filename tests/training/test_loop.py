@@ -311,6 +311,7 @@ def test_result_has_a_figure_per_rank_and_compares_replicas(make_parts):
     }
     assert first["bytes_sent_per_iteration"] == [1000.0, 1000.0]
     assert len(first["replica_digests"]) == 2
+    assert (first["most_bytes_queued"], first["most_bytes_in_flight"]) == (10, 20)
     assert first["strangers"] == {"frames": 1, "connections": 2}
     assert first["images_per_second"] == pytest.approx(32 / first["iteration_seconds"]["median"])
 

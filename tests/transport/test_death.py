@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from poseidon.transport import Kind, ZmqEndpoint
-from tests.transport.mesh import LIMIT, TOKEN, Recorder, send
+from tests.transport.mesh import LIMIT, TOKEN, Recorder, send, until
 
 PEER = """
 import json, os, sys, threading
@@ -69,6 +69,20 @@ def test_killed():
         send(endpoint, 1, Kind.PUSH, b"x")  # to nobody: no error
         assert recorder.errors == []
         assert endpoint.counters.stranger_connections == 0
+
+
+def test_lost_with_messages_that_wait():
+    with peer() as (endpoint, recorder, process):
+        process.send_signal(signal.SIGSTOP)
+        for _ in range(40):
+            send(endpoint, 1, Kind.PUSH, bytes(1 << 20))
+        until(lambda: endpoint.counters.queued > 10 << 20)
+        process.kill()
+        recorder.wait(lambda r: r.lost, 5)
+        assert endpoint.counters.queued == endpoint.counters.in_flight == 0
+        start = time.monotonic()
+        endpoint.close(LIMIT)
+        assert time.monotonic() - start < LIMIT / 2
 
 
 def test_stopped_is_slow_not_dead():

@@ -30,6 +30,7 @@ def headers(draw) -> Header:
         offset,
         offset + length + draw(number(40)),
         length,
+        draw(number(64)),
     )
 
 
