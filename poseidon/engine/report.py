@@ -62,8 +62,8 @@ def uncounted(model: nn.Module, scheme: str, sent: float) -> dict[str, Any]:
 
 
 def report(engine: Planned, exchange: Exchange, model: int) -> dict[str, Any]:
-    """This rank's figures, `most_...` of all its models; bytes are payload sent (`dense`), with headers (`sent`), and as the plan says: to other
-    nodes, and, `inside`, to other devices of its own.
+    """This rank's figures, ``most_...`` of all its models together; bytes are payload sent (`dense`), with headers
+    (`sent`), and as the plan says: to other nodes, and, `inside`, to other devices of its own.
 
     ``from_servers``: for each rank that only serves, what it has sent to this one, counted here, where it arrives, and
     what it is planned to send to all. A server knows of no iterations, and nobody gathers what it would say.
