@@ -15,6 +15,8 @@ from poseidon.tracing.tracer import Event, Row
 FOLDER = "trace"
 _ROWS = list(Row)
 _MICRO = 1e6
+#: Spans of a row that overlap stand on lanes of their own: viewers take what is on one lane as nested.
+_LANES = 64
 
 
 def rank_file(rank: int) -> str:
@@ -31,7 +33,7 @@ def write(file: Path, rank: int, events: Iterable[Event], about: Mapping[str, An
     events = sorted(events, key=lambda event: event.start)
     clock = "time.monotonic() of this host, microseconds" + (f", divided by {dilation:g}" if dilation != 1 else "")
     trace = {
-        "traceEvents": [*_names(rank, {event.row for event in events}), *(_slice(rank, e, dilation) for e in events)],
+        "traceEvents": _entries(rank, events, dilation),
         "displayTimeUnit": "ms",
         "otherData": {"rank": rank, **about, "time_dilation": dilation, "clock": clock},
     }
@@ -40,30 +42,43 @@ def write(file: Path, rank: int, events: Iterable[Event], about: Mapping[str, An
     os.replace(part, file)
 
 
-def _names(rank: int, rows: set[Row]) -> list[dict[str, Any]]:
-    named: list[dict[str, Any]] = [
+def _entries(rank: int, events: Iterable[Event], dilation: float) -> list[dict[str, Any]]:
+    slices: list[dict[str, Any]] = []
+    lanes: dict[Row, list[float]] = {}  # by row, where each lane is free
+    for event in events:
+        start, end = (round(moment / dilation * _MICRO, 1) for moment in (event.start, event.end))
+        free = lanes.setdefault(event.row, [])
+        lane = next((number for number, since in enumerate(free) if since <= start), len(free))
+        lane = min(lane, _LANES - 1)
+        free[lane : lane + 1] = [end]
+        slices.append(
+            {
+                "ph": "X",
+                "pid": rank,
+                "tid": _ROWS.index(event.row) * _LANES + lane,
+                "ts": start,
+                "dur": round(end - start, 1),
+                "cat": event.row.value,
+                "name": event.name,
+                "args": dict(event.details),
+            }
+        )
+    return [*names(rank, {_ROWS.index(row) * _LANES: (row.value, len(free)) for row, free in lanes.items()}), *slices]
+
+
+def names(rank: int, rows: Mapping[int, tuple[str, int]]) -> list[dict[str, Any]]:
+    """Metadata of a rank's process: by number of a row's first lane, its name and how many lanes it has."""
+    told: list[dict[str, Any]] = [
         {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}},
         {"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}},
     ]
-    for number, row in enumerate(_ROWS):
-        if row in rows:
-            place = {"ph": "M", "pid": rank, "tid": number}
-            named.append({**place, "name": "thread_name", "args": {"name": row.value}})
-            named.append({**place, "name": "thread_sort_index", "args": {"sort_index": number}})
-    return named
-
-
-def _slice(rank: int, event: Event, dilation: float) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "pid": rank,
-        "tid": _ROWS.index(event.row),
-        "ts": round(event.start / dilation * _MICRO, 1),
-        "dur": round((event.end - event.start) / dilation * _MICRO, 1),
-        "cat": event.row.value,
-        "name": event.name,
-        "args": dict(event.details),
-    }
+    for first, (name, lanes) in sorted(rows.items()):
+        for lane in range(lanes):
+            place = {"ph": "M", "pid": rank, "tid": first + lane}
+            shown = name if lane == 0 else f"{name} ({lane + 1})"
+            told.append({**place, "name": "thread_name", "args": {"name": shown}})
+            told.append({**place, "name": "thread_sort_index", "args": {"sort_index": first + lane}})
+    return told
 
 
 def read(file: Path) -> tuple[dict[str, Any], list[Event]]:
@@ -76,7 +91,7 @@ def read(file: Path) -> tuple[dict[str, Any], list[Event]]:
         trace = json.loads(file.read_text(encoding="utf-8"))
         return trace["otherData"], [
             Event(
-                _ROWS[entry["tid"]],
+                _ROWS[entry["tid"] // _LANES],
                 entry["name"],
                 entry["ts"] / _MICRO,
                 (entry["ts"] + entry["dur"]) / _MICRO,
