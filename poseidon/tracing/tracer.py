@@ -55,6 +55,7 @@ class Tracer:
 
     Attributes:
         kinds: class of each layer, by path; spans tell it.
+        recording: is anything kept now?
         computed: when the device's newest work ended, as far as it is known.
     """
 
@@ -62,28 +63,24 @@ class Tracer:
         self.events: list[Event] = []
         self.kinds = dict(kinds or {})
         self.computed = 0.0
-        self._iteration: tuple[int, float] | None = None
+        self.recording = False
+        self._iteration = (0, 0.0)  # number, when it began
         self._local = threading.local()
-
-    @property
-    def recording(self) -> bool:
-        return self._iteration is not None
 
     def begin(self, number: int) -> None:
         """An iteration that is to be kept begins."""
-        self._iteration = (number, time.monotonic())
+        self._iteration, self.recording = (number, time.monotonic()), True
 
-    def end(self) -> None:
-        """It ends."""
-        assert self._iteration is not None
+    def end(self, *, goes_on: bool = False) -> None:
+        """It ends; ``goes_on``: the next one is to be kept too, and so is what happens between them."""
         number, start = self._iteration
         self.span(Row.iteration, About(f"iteration {number}", more={"iteration": number}), start, time.monotonic())
-        self._iteration = None
+        self.recording = goes_on
 
     def span(self, row: Row, about: About, start: float, end: float, **more: Any) -> None:
         if row is Row.device:
             self.computed = end
-        if self._iteration is None:
+        if not self.recording:
             return
         details = {"layer": about.layer, "kind": self.kinds.get(about.layer, "")} if about.layer else {}
         self.events.append(Event(row, about.name or row.value, start, end, {**details, **about.more, **more}))

@@ -42,7 +42,7 @@ class Tracing:
             # FSDP2 adds to gradients the blocking way where their parameters have hooks.
             parameters = config.comm.name is not Comm.fsdp
             self._layers = LayerHooks(parts.model, self._tracer, parameters=parameters)
-        self._begun = 0.0
+        self._begun, self._iteration = 0.0, 0
         self._watch(parts.optimizer)
 
     def _watch(self, optimizer: Optimizer) -> None:
@@ -62,6 +62,7 @@ class Tracing:
     def begin(self, iteration: int) -> None:
         """Before an iteration's step."""
         if iteration in self._iterations:
+            self._iteration = iteration
             if self._layers is not None:
                 self._layers.install()
             self._tracer.begin(iteration)
@@ -71,7 +72,7 @@ class Tracing:
         if self._tracer.recording:
             if self._layers is not None:
                 self._layers.remove()
-            self._tracer.end()
+            self._tracer.end(goes_on=self._iteration + 1 in self._iterations)
 
     def save(self, run_dir: Path) -> Path:
         """After the run: this rank's file."""

@@ -25,7 +25,7 @@ _KINDS = (
     ("embedding", "#CC79A7", ("Embedding",)),
     ("attention", "#E69F00", ("Attention",)),
 )
-_OTHER, _STEP, _WAIT = "#7B6FA0", "#000000", "#C9C9C9"
+_OTHER, _STEP, _WAIT, _UNKNOWN = "#7B6FA0", "#000000", "#C9C9C9", "#555555"
 #: Letters of a label that fit into the width; and the share of it that a bar must have to be told from the next.
 _LETTERS, _EDGED = 155, 0.003
 _INCHES = 0.3  # of a row
@@ -113,7 +113,7 @@ def _kind(name: str) -> tuple[str, str]:
     for kind, color, parts in _KINDS:
         if any(part in name for part in parts):
             return kind, color
-    return ("other layers" if name else ""), _OTHER
+    return ("other layers", _OTHER) if name else ("", _UNKNOWN)
 
 
 def _rows(run: TracedRun, rank: int) -> _Rows:
@@ -129,7 +129,7 @@ def _rows(run: TracedRun, rank: int) -> _Rows:
         ("copies in", [[_plain(event, start) for event in events[Row.copy_in]]]),
         ("send", _lanes([t for t in found if t.sender == rank], lambda t: t.receiver, start)),
         ("receive", _lanes([t for t in found if t.receiver == rank], lambda t: t.sender, start)),
-        ("server's sums", [[_plain(event, start) for event in events[Row.aggregate]]]),
+        ("sums", [[_plain(event, start) for event in events[Row.aggregate]]]),
         ("collectives", [_collectives(events[Row.collective], start)]),
     ]
     return [(name, lanes) for name, lanes in rows if any(lanes)]
@@ -190,24 +190,30 @@ def _panel(axes: Axes, rows: _Rows, width: float) -> None:
 
 
 def _draw_lane(axes: Axes, bars: Sequence[_Bar], middle: float, height: float, width: float) -> None:
-    groups: dict[tuple[str, float, str | None, float], list[tuple[float, float]]] = {}
+    groups: dict[tuple[str, float, str | None, bool], list[tuple[float, float]]] = {}
     for bar in bars:
-        edge = 0.4 if bar.end - bar.start > _EDGED * width and bar.color != _WAIT else 0.0
+        edge = bar.end - bar.start > _EDGED * width and bar.color != _WAIT
         groups.setdefault((bar.color, bar.alpha, bar.hatch, edge), []).append((bar.start, bar.end - bar.start))
         if bar.queued is not None and bar.queued < bar.start:
             axes.plot([bar.queued, bar.start], [middle, middle], color=bar.color, lw=0.8, zorder=2)
     for (color, alpha, hatch, edge), spans in groups.items():
         place = (middle - height / 2, height)
         axes.broken_barh(
-            spans, place, facecolors=color, alpha=alpha, hatch=hatch, edgecolor="white", linewidth=edge, zorder=3
+            spans,
+            place,
+            facecolors=color,
+            alpha=alpha,
+            hatch=hatch,
+            edgecolor="white" if edge else color,
+            linewidth=0.4,
+            zorder=3,
         )
     if height < 0.5:
         return
     for bar in bars:
         letters = (bar.end - bar.start) / width * _LETTERS
-        label = next((text for text in (bar.label, bar.label.rpartition(".")[2]) if 0 < len(text) < letters), "")
-        if label:
+        if 0 < len(bar.label) < letters:
             color = "white" if bar.alpha == 1 and bar.color != _WAIT else "black"
             axes.text(
-                (bar.start + bar.end) / 2, middle, label, ha="center", va="center", size=6.5, color=color, zorder=5
+                (bar.start + bar.end) / 2, middle, bar.label, ha="center", va="center", size=6.5, color=color, zorder=5
             )
