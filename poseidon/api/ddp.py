@@ -6,8 +6,10 @@ DDP's own forward calls before and after the module's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,15 +21,21 @@ from poseidon.engine import Device
 from poseidon.engine.backward import Hook
 from poseidon.engine.reference import Reference
 from poseidon.errors import PoseidonError
+from poseidon.tracing import About, Row, Tracer
 
 #: PyTorch's own default of the bucket size, in MiB.
 DEFAULT_MB = 25.0
 
 
+Reduce = Callable[[dist.GradBucket], torch.futures.Future[torch.Tensor]]
+
+
 class DDP(Reference):
     """One model under PyTorch DDP."""
 
-    def __init__(self, model: nn.Module, world_size: int, bucket_cap_mb: float, accelerator: Device) -> None:
+    def __init__(
+        self, model: nn.Module, world_size: int, bucket_cap_mb: float, accelerator: Device, tracer: Tracer | None = None
+    ) -> None:
         self._undo: list[Callable[[], None]] = []
         self._wrapper: Any = None
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -37,8 +45,12 @@ class DDP(Reference):
         # Its default is more than 25 MiB: left to itself, it makes the first bucket smaller, so that it leaves sooner.
         size = None if bucket_cap_mb == DEFAULT_MB else bucket_cap_mb
         wrapper: Any = DistributedDataParallel(model, bucket_cap_mb=size, init_sync=valued)
-        if not valued:
-            wrapper.register_comm_hook(accelerator, lambda state, bucket: _all_reduce(state, bucket))
+        hook: Reduce | None = None if valued else partial(_all_reduce, accelerator)
+        if tracer is not None:
+            hook = partial(_recorded, hook or _average, tracer, {id(p): name for name, p in model.named_parameters()})
+        if hook is not None:
+            chosen = hook
+            wrapper.register_comm_hook(None, lambda _, bucket: chosen(bucket))  # torch wants a function
         if not (hasattr(wrapper, "_pre_forward") and hasattr(wrapper, "_post_forward")):
             raise PoseidonError(f"comm=ddp does not know torch {torch.__version__}: its DDP has no _pre_forward")
         self._wrapper = wrapper
@@ -96,3 +108,26 @@ def _all_reduce(accelerator: Device, bucket: dist.GradBucket) -> torch.futures.F
 
     accelerator.to_host(buffer, buffer.nbytes, lambda _: reduce())
     return result
+
+
+def _average(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP does where there is no hook."""
+    transfer = dist.all_reduce(bucket.buffer().mul_(1.0 / dist.get_world_size()), async_op=True)
+    assert transfer is not None
+    future: torch.futures.Future[torch.Tensor] = transfer.get_future().then(lambda done: done.value()[0])
+    return future
+
+
+def _recorded(
+    reduce: Reduce, tracer: Tracer, names: Mapping[int, str], bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """From when a bucket is full until its average is there, which waits for the buckets before it."""
+    params = sorted(bucket.parameters(), key=lambda p: p.numel())
+    layers = list(dict.fromkeys(names.get(id(p), "?").rpartition(".")[0] for p in bucket.parameters()))
+    name = f"bucket {bucket.index()}: {layers[0]}" + (f" ... {layers[-1]}" if layers[1:] else "")
+    about = About(name, names.get(id(params[-1]), "?").rpartition(".")[0], {"scheme": "all-reduce"})
+    start, nbytes = time.monotonic(), bucket.buffer().nbytes
+    with tracer.at(about):
+        future = reduce(bucket)
+    future.add_done_callback(lambda _: tracer.span(Row.collective, about, start, time.monotonic(), bytes=nbytes))
+    return future

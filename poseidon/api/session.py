@@ -28,6 +28,7 @@ from poseidon.engine import (
     digest,
     join,
     report,
+    traced,
     uncounted,
 )
 from poseidon.engine import Device as Accelerator
@@ -35,6 +36,7 @@ from poseidon.engine.start import agree, manifest
 from poseidon.engine.steps import warn_of_strangers
 from poseidon.errors import PoseidonError, UserError
 from poseidon.planning import FactorSize, Timing, Topology
+from poseidon.tracing import Tracer
 from poseidon.transport import MAX_PAYLOAD, Endpoint, Owner
 
 Comm = Literal["single", "ps", "sfb", "hybrid", "block", "project_adam", "downpour", "ddp", "fsdp"]
@@ -61,6 +63,7 @@ class Session:
         topology: which ranks are the devices of one node, and which serve.
         accelerator: what computes gradients: this host, or the device with its own memory; emulation puts its own here
             before ``distribute``.
+        tracer: records what is done for the models that are distributed from then on; None: nothing does.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Session:
         self.device = device
         self.timeout = timeout
         self.accelerator: Accelerator = Host()
+        self.tracer: Tracer | None = None
         self._job = job
         self._store = store
         self.topology = topology or Topology.flat(job.world_size)
@@ -178,8 +182,10 @@ class Session:
         index = self._distributed_so_far
         self._distributed_so_far += 1
         sync: Engine | Reference | None = None
+        if self._exchange is not None:
+            self._exchange.tracer = self.tracer
         if comm == "ddp" and self.world_size > 1:
-            sync = DDP(model, self.world_size, bucket_cap_mb, self.accelerator)
+            sync = DDP(model, self.world_size, bucket_cap_mb, self.accelerator, self.tracer)
         elif comm == "fsdp" and self._exchange is not None:
             about = manifest(model, {"comm": comm, "merge_bytes": merge_bytes}, optimizers)
             agree(self._exchange, index, about, self.device)
@@ -187,10 +193,10 @@ class Session:
                 from poseidon.api.fsdp.model import FSDP
             except ImportError as error:  # of PyTorch's hooks for other collectives, which are young
                 raise PoseidonError(f"comm='fsdp' does not know torch {torch.__version__}: {error}") from error
-            sync = FSDP(model, optimizers, self.device, merge_bytes, self.accelerator)
+            sync = FSDP(model, optimizers, self.device, merge_bytes, self.accelerator, self.tracer)
         elif self._exchange is not None:
             options = Options(comm, overlap, rows, kv_bytes, merge_bytes, staleness, staleness_mode, rule)
-            device, here = self._accelerator_of(model), self._job.local_world_size
+            device, here = traced(self._accelerator_of(model), self.tracer), self._job.local_world_size
             if comm == "downpour":
                 sync = Downpour(model, optimizers, self._exchange, index, options, device)
                 sync.meet = self._meet

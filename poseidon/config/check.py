@@ -60,6 +60,7 @@ _LENGTHS = ("T_max", "total_iters")
 def check_train(config: TrainConfig) -> None:
     """Raises UserError in one line if the config cannot run; imports no torch and none of the targets."""
     _check_ranges(config)
+    _check_trace(config)
     check_cluster(config.cluster)
     _check_shares(config)
     _check_servers(config)
@@ -108,6 +109,18 @@ def _check_ranges(config: TrainConfig) -> None:
         raise UserError(
             f"trainer.target_accuracy={target}: is a fraction, at most 1; for {target:g} % write {target / 100:g}"
         )
+
+
+def _check_trace(config: TrainConfig) -> None:
+    trace, last = config.trainer.trace, config.trainer.iterations
+    shown = f"trainer.trace={str(trace).replace(' ', '')}"
+    for iteration in trace or ():
+        if iteration < 1:
+            raise UserError(f"{shown}: iterations are counted from 1, there is none {iteration}")
+        if last is not None and iteration > last:
+            raise UserError(
+                f"{shown}: there is no iteration {iteration}, the run ends with {last} (trainer.iterations)"
+            )
 
 
 def _check_shares(config: TrainConfig) -> None:

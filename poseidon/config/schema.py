@@ -201,6 +201,7 @@ class TrainerConfig:
     checkpoint: bool = True
     check_every: int = 0  # iterations between comparisons of the replicas; 0: at the end only
     resume: str | None = None  # a checkpoint file
+    trace: list[int] | None = None  # iterations whose timeline is kept, from 1; null: none
     log_every: int = 10  # iterations between lines of the metrics file
 
 

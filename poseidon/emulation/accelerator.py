@@ -19,7 +19,9 @@ import torch
 from poseidon.config.hardware import HardwareConfig
 from poseidon.emulation.layers import LayerTime
 from poseidon.emulation.timeline import Alarms, Timeline, sleep_until
+from poseidon.emulation.traced import TracedTimeline
 from poseidon.schemes import Contribution
+from poseidon.tracing import Row, Tracer
 
 Then = Callable[[], None]
 Moved = Callable[[Any], None]
@@ -57,12 +59,18 @@ class Accelerator:
 
     def __init__(self, calls: Iterable[LayerTime], costs: Costs, *, dilation: float = 1.0) -> None:
         self._costs, self._dilation = costs, dilation
-        self._device = Timeline()
-        self._host = {"out": Timeline(), "in": Timeline(), "sum": Timeline()}
+        self._device: Timeline = Timeline()
+        self._host: dict[str, Timeline] = {"out": Timeline(), "in": Timeline(), "sum": Timeline()}
         self._lock = threading.Lock()  # of the host's timelines, which several threads ask
         self._alarms = Alarms()
         self._row_product = {weight_of(call): product_seconds(call) / call.rows for call in calls if call.rows}
         self._memory: dict[torch.dtype, torch.Tensor] = {}
+
+    def record(self, tracer: Tracer) -> None:
+        """Before anything is computed: its work is to be recorded."""
+        rows = {"out": Row.copy_out, "in": Row.copy_in, "sum": Row.aggregate}
+        self._device = TracedTimeline(tracer, Row.device)
+        self._host = {which: TracedTimeline(tracer, row) for which, row in rows.items()}
 
     # --- the device's own timeline -----------------------------------------------------------------------------
 
@@ -70,14 +78,14 @@ class Accelerator:
         """The next work depends on something that has just happened."""
         self._device.ready()
 
-    def compute(self, seconds: float) -> None:
+    def compute(self, seconds: float, what: str, layer: str = "") -> None:
         """Work on the device, until its end."""
-        sleep_until(self._device.reserve(seconds * self._dilation))
+        sleep_until(self._device.reserve(seconds * self._dilation, what, layer))
 
     def step(self) -> None:
         """An optimizer step, after everything that it waits for."""
         self.ready()
-        self.compute(self._costs.step)
+        self.compute(self._costs.step, "optimizer step")
 
     def reconstruct(
         self,
@@ -90,7 +98,8 @@ class Accelerator:
         """P x the weight's local product, P factors having come; less for only some rows of it."""
         self.ready()
         part = 1.0 if rows is None else len(rows) / shape[0]
-        self.compute(part * self._row_product.get(name, 0.0) * sum(c.k for c in contributions))
+        seconds = part * self._row_product.get(name, 0.0) * sum(c.k for c in contributions)
+        self.compute(seconds, "reconstruct", name.rpartition(".")[0])
         return self.tensor(shape if rows is None else torch.Size((len(rows), *shape[1:])), dtype)
 
     def multiplied(

@@ -122,7 +122,7 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, token: Tensor, layer: _Layer, record: Any, *params: Tensor) -> Tensor:
         ctx.layer, ctx.record, ctx.params = layer, record, params
-        layer.accelerator.compute(layer.time.forward)
+        layer.accelerator.compute(layer.time.forward, "forward", layer.time.layer)
         return token.clone()
 
     @staticmethod
@@ -137,7 +137,7 @@ class _Call(torch.autograd.Function):
                 seconds -= product_seconds(layer.time)
             elif isinstance(record, Rows):
                 record.add(_touched(recorded, layer), layer.time.indices)
-        layer.accelerator.compute(seconds)
+        layer.accelerator.compute(seconds, "backward", layer.time.layer)
         wanted = [p if needed else None for p, needed in zip(ctx.params, ctx.needs_input_grad[3:], strict=True)]
         dense = (None if p is None or p is recorded else layer.accelerator.tensor(p.shape, p.dtype) for p in wanted)
         return grads[0], None, None, *dense

@@ -28,8 +28,8 @@ class Timeline:
         """What comes next cannot begin before now: it depends on something that has just happened."""
         self._free = max(self._free, self._now())
 
-    def reserve(self, seconds: float) -> float:
-        """Queue a job; the time at which it ends.
+    def reserve(self, seconds: float, what: str = "", layer: str = "") -> float:
+        """Queue a job; the time at which it ends. What it does, and for which layer, is for who records it.
 
         Jobs in a row begin where the one before ended, even if that is past: who queues them may be late (an
         interpreter is), the hardware is not.

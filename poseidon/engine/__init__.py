@@ -11,6 +11,7 @@ from poseidon.engine.reference import Reference
 from poseidon.engine.report import report, uncounted
 from poseidon.engine.staged import Staged
 from poseidon.engine.start import digest
+from poseidon.engine.traced import traced
 
 __all__ = [
     "CudaCopies",
@@ -25,5 +26,6 @@ __all__ = [
     "digest",
     "join",
     "report",
+    "traced",
     "uncounted",
 ]

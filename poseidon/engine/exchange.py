@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from poseidon.errors import OutOfStepError, PeerLostError, PoseidonError, UserError
 from poseidon.planning import Topology
+from poseidon.tracing import Tracer
 from poseidon.transport import Endpoint, Header, Kind
 
 log = logging.getLogger("poseidon")
@@ -74,6 +75,7 @@ class Exchange:
         self.timeout = timeout
         self.failure: PoseidonError | None = None
         self.traffic = Traffic()
+        self.tracer: Tracer | None = None  # of what plans do that are made from now on
         self._receivers: dict[tuple[int, int], Receiver] = {}
         self._shut: set[tuple[int, int]] = set()
         self._early: dict[tuple[int, int], list[tuple[Header, memoryview]]] = defaultdict(list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import nn
@@ -14,6 +15,7 @@ from poseidon.engine.exchange import Exchange
 from poseidon.engine.gradients import Gradients
 from poseidon.engine.server import make_book, tell_servers
 from poseidon.engine.syncers import Syncers
+from poseidon.engine.traced import TracedSyncers
 from poseidon.planning import Param, Scheme
 from poseidon.schemes import depth_of
 
@@ -57,7 +59,8 @@ class Plan:
         self.book = make_book(exchange, infos, schemes, **sizes)
         dtypes = [p.dtype for p in params]
         depth = depth_of(options.staleness)
-        self.syncers = Syncers(exchange, index, version, self.book, dtypes, options.kv_bytes, depth, device)
+        make = Syncers if exchange.tracer is None else partial(TracedSyncers, exchange.tracer)
+        self.syncers = make(exchange, index, version, self.book, dtypes, options.kv_bytes, depth, device)
         tell_servers(exchange, index, version, self.book, sizes)
         self.gradients = Gradients(self.book, params, records, device, depth)
         for number, record in records.items():

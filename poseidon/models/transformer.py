@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,9 @@ def transformer_lm(
     mlp_ratio: int = 4,
     dropout: float = 0.0,
     tied: bool = True,
+    mlp_width: int | None = None,
+    gated: bool = False,
+    fused: bool = False,
 ) -> nn.Module:
     """A :class:`TransformerLM`; 817,920 parameters by default, with 64 positions and 128 tokens.
 
@@ -32,13 +36,19 @@ def transformer_lm(
         mlp_ratio: width of the hidden layer of each MLP, in widths.
         dropout: probability, of embeddings and of what each block adds.
         tied: the output's weight is that of the embedding: one parameter under two names.
+        mlp_width: that width itself, where it is no multiple.
+        gated: each MLP is down(silu(gate(x)) * up(x)), as in LLaMA; else down(gelu(up(x))), as in GPT-2.
+        fused: queries, keys and values come from one linear layer, as in GPT-2.
 
     Raises:
         UserError: a size is none, or the heads do not divide the width.
     """
     check_positive(num_classes=num_classes)
     check_transformer(shape, width=width, heads=heads, layers=layers, mlp_ratio=mlp_ratio, dropout=dropout)
-    return TransformerLM(shape[0], num_classes, width, heads, layers, mlp_ratio, dropout, tied)
+    if mlp_width is not None:
+        check_positive(mlp_width=mlp_width)
+    make = partial(Block, width, heads, mlp_width or mlp_ratio * width, dropout, gated=gated, fused=fused)
+    return TransformerLM(shape[0], num_classes, width, [make() for _ in range(layers)], dropout, tied)
 
 
 class TransformerLM(nn.Module):
@@ -55,9 +65,7 @@ class TransformerLM(nn.Module):
         positions: int,
         vocabulary: int,
         width: int,
-        heads: int,
-        layers: int,
-        mlp_ratio: int,
+        blocks: Sequence[nn.Module],
         dropout: float,
         tied: bool,
     ) -> None:
@@ -65,10 +73,10 @@ class TransformerLM(nn.Module):
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.empty(positions, width))
         self.drop = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, mlp_ratio, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self._start(layers)
+        self._start(len(blocks))
         if tied:
             self.head.weight = self.tokens.weight
 
@@ -111,21 +119,33 @@ class TransformerLM(nn.Module):
 class Block(nn.Module):
     """Attention to earlier positions, then an MLP, each added to what came in: (rows, positions, width) to the same."""
 
-    def __init__(self, width: int, heads: int, mlp_ratio: int, dropout: float) -> None:
+    def __init__(
+        self, width: int, heads: int, mlp_width: int, dropout: float, *, gated: bool = False, fused: bool = False
+    ) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.gated, self.fused = heads, gated, fused
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.up, self.down = nn.Linear(width, mlp_ratio * width), nn.Linear(mlp_ratio * width, width)
+        if fused:
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        else:
+            self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        if gated:
+            self.gate = nn.Linear(width, mlp_width)
+        self.up, self.down = nn.Linear(width, mlp_width), nn.Linear(mlp_width, width)
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.drop(self._attend(self.norm1(x)))
-        added: Tensor = self.drop(self.down(functional.gelu(self.up(self.norm2(x)))))
+        added: Tensor = self.drop(self.down(self._hidden(self.norm2(x))))
         return x + added
 
+    def _hidden(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.up(x)
+        return functional.silu(self.gate(x)) * hidden if self.gated else functional.gelu(hidden)
+
     def _attend(self, x: Tensor) -> Tensor:
-        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        whole = self.qkv(x).chunk(3, -1) if self.fused else (self.q(x), self.k(x), self.v(x))
+        q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in whole)
         mixed = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True
         )  # (rows, heads, positions, width/heads)

@@ -25,6 +25,7 @@ from poseidon.training.recorder import INTERVAL, PATIENT, Recorder
 from poseidon.training.seeding import seed_epoch
 from poseidon.training.step import Stepper, autocast
 from poseidon.training.straggler import straggler_of
+from poseidon.training.tracing import tracing_of
 
 if TYPE_CHECKING:
     from poseidon.api import Session
@@ -125,6 +126,7 @@ class Trainer:
         if not self._done():
             self._loader.fork(self.position.epoch, self.position.row)
         self._evaluator.fork()
+        self.tracing = tracing_of(config, session, parts, done=self.position.iteration, total=self._total())
         self.model = session.distribute(
             parts.model,
             parts.optimizer,
@@ -198,7 +200,11 @@ class Trainer:
         if self._straggler is not None:
             self._straggler.wait(self.position.iteration)
         left = self._parts.train_size - self.position.row
+        if self.tracing is not None:
+            self.tracing.begin(self.position.iteration + 1)
         loss, rows = self._stepper.step(batches, min(self._loader.sampler.global_batch, left))
+        if self.tracing is not None:
+            self.tracing.end()
         self._outcome.clock.tick()
         ended = self._advance()
         learning_rate = float(self._parts.optimizer.param_groups[0]["lr"])

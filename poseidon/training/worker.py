@@ -137,6 +137,8 @@ def train(session: Session, spec: Spec) -> dict[str, Any]:
         outputs.config = spec.plain
         trainer = Trainer(session, parts, spec.config, outputs)
         outcome = trainer.run()
+    if trainer.tracing is not None:
+        trainer.tracing.save(run_dir)
     rows = min(rows_per_step(spec.config) * len(session.topology.nodes), parts.train_size)
     result = collect(session, trainer.model, outcome, rows, has_values=parts.has_values)
     if session.rank == 0:

@@ -25,6 +25,12 @@ MISTAKES = [
     (["device=gpu"], ["device=gpu: must be auto, cpu or cuda"]),
     (["trainer.epochs=many"], ["trainer.epochs=many: must be a number or null"]),
     (["cluster.nodes=2.5"], ["cluster.nodes=2.5: must be a whole number"]),
+    (["trainer.trace=[0]"], ["trainer.trace=[0]", "counted from 1"]),
+    (["trainer.trace=[-1,2]"], ["trainer.trace=[-1,2]", "there is none -1"]),
+    (
+        ["trainer.trace=[4]", "trainer.iterations=3"],
+        ["trainer.trace=[4]: there is no iteration 4, the run ends with 3"],
+    ),
     (["cluster.nodes=0"], ["cluster.nodes=0: must be at least 1"]),
     (["cluster.batch_shares=[1,2,3]"], ["cluster.batch_shares=[1.0, 2.0, 3.0]", "each of the 2 nodes"]),
     (["cluster.batch_shares=[1,-1]"], ["cluster.batch_shares", "must be a positive number"]),

@@ -184,7 +184,7 @@ def test_factors_have_exactly_their_share_of_non_zeros_and_their_product_is_char
     local = next(t for t in times if t.layer == "4")
     one = [module.Contribution(ROWS, factors=factors, k=ROWS)]
     accelerator.ready()
-    accelerator.compute(0.0)
+    accelerator.compute(0.0, "nothing")
     result = accelerator.reconstruct("4.weight", one * 8, torch.Size([200, 300]), torch.float32)
     assert result is not None
     assert result.shape == (200, 300)

@@ -36,6 +36,7 @@ from poseidon.engine.backward import Hook
 from poseidon.engine.reference import Reference
 from poseidon.errors import UserError
 from poseidon.planning import sharded_bytes
+from poseidon.tracing import Tracer
 
 
 class FSDP(Reference):
@@ -55,7 +56,9 @@ class FSDP(Reference):
         device: torch.device,
         least_bytes: int,
         accelerator: Device,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._model: Any = model
         self._units: list[Any] = []
         self._undo: list[Callable[[], None]] = []
@@ -94,15 +97,17 @@ class FSDP(Reference):
         self._parts = {id(p): module._parameters[name] for module, name, p in self._places}
         self._optimizers.point_at(self._parts)
         if device.type == "cpu":
-            self._communicate(units, Collectives(accelerator))
+            self._communicate(units, Collectives(accelerator, self._tracer))
         #: Units in the order of their forward passes, and those that others read without one; None before the first.
         self._order: list[Any] | None = None
         self._called: list[Any] = []
 
     def _communicate(self, units: Sequence[nn.Module], collectives: Collectives) -> None:
         left = {id(part): part for part in self._parts.values()}
+        names = {module: name for name, module in self._model.named_modules()}
         for unit in units:
-            collectives.install(unit, [left.pop(id(p)) for p in unit.parameters() if id(p) in left])
+            own = [left.pop(id(p)) for p in unit.parameters() if id(p) in left]
+            collectives.install(unit, names[unit], own)
 
     def _hook(self) -> None:
         model = self._model
