@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from poseidon.training.clock import spread
 from poseidon.training.loop import Outcome
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def collect(
     }
     ranks = session.gather(mine)
     schemes = sorted({scheme for rank in ranks for scheme in rank["schemes"]})
-    seconds = spread(outcome.clock.seconds)
+    seconds = outcome.clock.spread
     devices = len(session.topology.nodes[0])
     cpu = _mean([rank["cpu"] for rank in ranks])
     cpu = cpu * devices if cpu is not None else None
