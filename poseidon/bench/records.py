@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ class Record:
     """One run.
 
     Attributes:
+        variants: that it stands for; several whose configs are the same.
         digest: of its whole config: runs with the same one are repeats.
         round: which of the pairs, or CHOICE.
+        chosen: by variant, what it has that the variant's other alternatives have not.
         command: makes the same run by hand.
         seconds: that the whole run took, on the wall.
         busy: what the busiest node's parts work per undilated iteration: ``device``, ``link`` ...; {} if unknown.
@@ -31,9 +33,10 @@ class Record:
     """
 
     case: str
-    variant: str
+    variants: Sequence[str]
     digest: str
     round: int
+    chosen: Mapping[str, str]
     command: str
     seconds: float
     busy: Mapping[str, float] = field(default_factory=dict)
@@ -96,15 +99,13 @@ class Store:
             lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
         except OSError as error:
             raise UserError(f"bench.folder: cannot use {error.filename or folder}: {error.strerror}") from error
-        for number_, line in enumerate(lines, 1):
+        for place, line in enumerate(lines, 1):
             try:
                 self.records.append(Record(**json.loads(line)))
             except (ValueError, TypeError) as error:
-                if number_ == len(lines):
-                    break  # its writing was cut off
-                raise UserError(
-                    f"{self._path}:{number_}: is no record of poseidon bench; move the file away"
-                ) from error
+                if place < len(lines):
+                    raise UserError(f"{self._path}:{place}: is no record of poseidon bench; move it away") from error
+                self.forget(set())  # its writing was cut off
 
     def add(self, record: Record) -> None:
         self.records.append(record)
@@ -122,10 +123,10 @@ class Store:
         """By round; of several in one round the newest."""
         return {r.round: r for r in self.records if r.case == case and r.digest == digest and r.completed}
 
-    def failed(self, case: str, digest: str) -> Record | None:
-        """The newest record, if that is of a failure."""
-        found = [record for record in self.records if record.case == case and record.digest == digest]
-        return found[-1] if found and not found[-1].completed else None
+    def newest(self, case: str, variant: str) -> str | None:
+        """Digest of the newest run that counts for a variant."""
+        found = (r for r in reversed(self.records) if r.case == case and variant in r.variants and r.round != CHOICE)
+        return next((record.digest for record in found if record.completed), None)
 
 
 def _line(record: Record) -> str:

@@ -36,10 +36,21 @@ class CaseResult:
         return f"{variant} ({self.chosen[variant]})" if variant in self.chosen else variant
 
 
-def completed(store: Store, case: str, digests: Mapping[str, str]) -> dict[str, Rounds]:
-    """Of each variant's digest, the completed runs that count."""
-    found = {variant: store.completed(case, digest) for variant, digest in digests.items()}
-    return {variant: {n: r for n, r in rounds.items() if n != CHOICE} for variant, rounds in found.items()}
+def collect(
+    store: Store, case: Case, digests: Mapping[str, str] | None = None, notes: Sequence[str] = ()
+) -> CaseResult:
+    """What the records say of a case.
+
+    Args:
+        digests: of the variants, as far as they could be run; None: each variant's newest.
+    """
+    if digests is None:
+        known = {variant: store.newest(case.name, variant) for variant in case.variants}
+        digests = {variant: digest for variant, digest in known.items() if digest is not None}
+    found = {variant: store.completed(case.name, digest) for variant, digest in digests.items()}
+    rounds = {variant: {n: r for n, r in its.items() if n != CHOICE} for variant, its in found.items()}
+    chosen = {variant: record.chosen.get(variant, "") for variant, its in rounds.items() for record in its.values()}
+    return CaseResult(case, rounds, {variant: words for variant, words in chosen.items() if words}, notes)
 
 
 def bar_rows(result: CaseResult) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from poseidon.bench.plan import Plan, Run, make_plan
 from poseidon.bench.records import CHOICE, Record, Store
-from poseidon.bench.results import CaseResult, completed
+from poseidon.bench.results import CaseResult, collect
 from poseidon.bench.suite import Case, Suite
 from poseidon.config import to_plain
 from poseidon.errors import UserError
@@ -57,20 +57,22 @@ class Bench:
     """
 
     def __init__(self, suite: Suite, folder: Path, console: Console, *, fresh: bool = False) -> None:
-        self.suite = suite
         self._folder, self._console = folder, console
-        self._plans = [make_plan(case) for case in suite.cases]
+        self._plans = [make_plan(case) for case in suite.chosen]
         obstacles = {plan.case.name: plan.obstacle() for plan in self._plans}
-        self._notes = {name: [f"left out: {why}"] if why else [] for name, why in obstacles.items()}
         if all(obstacles.values()):
             raise UserError(f"suite {suite.name}: {next(iter(obstacles.values()))}")
+        self._notes = {name: [f"left out: {why}"] if why else [] for name, why in obstacles.items()}
         self._store = Store(folder)
         if fresh:
-            self._store.forget({case.name for case in suite.cases})
-        self._results = {case.name: CaseResult(case, notes=self._notes[case.name]) for case in suite.cases}
+            self._store.forget({case.name for case in suite.chosen})
+        self._results = {
+            case.name: collect(self._store, case, notes=self._notes.get(case.name, ())) for case in suite.cases
+        }
 
     @property
     def results(self) -> list[CaseResult]:
+        """Of all cases of the suite, also those that are not run now."""
         return list(self._results.values())
 
     @property
@@ -80,6 +82,7 @@ class Bench:
 
     @property
     def failures(self) -> int:
+        """Cases that could not be measured in whole."""
         return sum(bool(notes) for notes in self._notes.values())
 
     def run(self) -> Iterator[CaseResult]:
@@ -102,13 +105,17 @@ class Bench:
             self._say(f"  {plan.picked}")
         runs, chosen = self._chosen(plan)
         digests = {name: run.digest for name, run in runs.items()}
+        todo = list(dict.fromkeys(digests.values()))
         for round_ in range(1, case.pairs + 1):
-            in_turn = list({run.digest: (name, run) for name, run in reversed(runs.items())}.values())
-            for name, run in in_turn if round_ % 2 == 0 else reversed(in_turn):
-                if not self._measured(case, name, run, round_, f"round {round_}/{case.pairs}"):
-                    runs = {other: its for other, its in runs.items() if its.digest != run.digest}
-            rounds = completed(self._store, case.name, digests)
-            self._results[case.name] = CaseResult(case, rounds, chosen, self._notes[case.name])
+            for digest in todo if round_ % 2 else todo[::-1]:
+                names = [name for name in runs if digests[name] == digest]
+                words = f"round {round_}/{case.pairs}"
+                try:
+                    done = self._measured(case, names, runs[names[0]], round_, words, chosen)
+                finally:
+                    self._results[case.name] = collect(self._store, case, digests, self._notes[case.name])
+                if not done:
+                    todo = [other for other in todo if other != digest]
             yield self._results[case.name]
 
     def _chosen(self, plan: Plan) -> tuple[dict[str, Run], dict[str, str]]:
@@ -127,42 +134,53 @@ class Bench:
     def _trial(self, case: Case, variant: str, run: Run, words: str) -> float:
         """Images per second of a short run of an alternative; 0 if it failed."""
         run = run.shortened(case.warmup + TRIAL)
-        if not self._measured(case, variant, run, CHOICE, words):
+        if not self._measured(case, [variant], run, CHOICE, words, {}):
             return 0.0
         return self._store.completed(case.name, run.digest)[CHOICE].value("images_per_second") or 0.0
 
-    def _measured(self, case: Case, variant: str, run: Run, round_: int, words: str) -> bool:
+    def _measured(
+        self, case: Case, variants: Sequence[str], run: Run, round_: int, words: str, chosen: Mapping[str, str]
+    ) -> bool:
         """Runs it, unless it has been. False: it failed, which is noted."""
         if round_ in self._store.completed(case.name, run.digest):
             return True
-        record = self._execute(case, variant, run, round_)
+        record = self._execute(case, variants, run, round_, {name: chosen[name] for name in variants if name in chosen})
+        what = f"{', '.join(variants)}, {words}"
         if record.completed:
-            self._say(f"  {variant}, {words}: {record.iteration:.4g} s per iteration ({record.seconds:.0f} s)")
+            self._say(f"  {what}: {record.iteration:.4g} s per iteration ({record.seconds:.0f} s)")
             return True
-        note = f"{variant}, {words}: failed: {record.error} ({self._failed(case, variant)}; {run.command})"
+        note = f"{what}: failed: {record.error} ({self._failed(case, variants)}; {run.command})"
         self._notes[case.name].append(note)
         self._say(f"  {note}")
         return False
 
-    def _execute(self, case: Case, variant: str, run: Run, round_: int) -> Record:
+    def _execute(self, case: Case, variants: Sequence[str], run: Run, round_: int, chosen: Mapping[str, str]) -> Record:
         began = time.monotonic()
         with TemporaryDirectory(prefix="poseidon-bench-") as scratch:
             outcome = run_job(run.config, run.overrides, Path(scratch) / "run", quiet=True)
             if outcome.exit_code in _SIGNALLED:
                 raise Interrupted(outcome.exit_code)
             summary = {key: value for key, value in outcome.summary.items() if key not in _LEFT_OUT}
-            busy = busy_seconds(_told(run, summary))
-            seconds = time.monotonic() - began
-            record = Record(case.name, variant, run.digest, round_, run.command, seconds, busy, summary)
+            record = Record(
+                case=case.name,
+                variants=variants,
+                digest=run.digest,
+                round=round_,
+                chosen=chosen,
+                command=run.command,
+                seconds=time.monotonic() - began,
+                busy=busy_seconds(_told(run, summary)),
+                summary=summary,
+            )
             self._store.add(record)
             if not record.completed:
-                shutil.rmtree(self._failed(case, variant), ignore_errors=True)
-                shutil.copytree(outcome.run_dir, self._failed(case, variant))
+                shutil.rmtree(self._failed(case, variants), ignore_errors=True)
+                shutil.copytree(outcome.run_dir, self._failed(case, variants))
         return record
 
-    def _failed(self, case: Case, variant: str) -> Path:
+    def _failed(self, case: Case, variants: Sequence[str]) -> Path:
         """Where the records of a failed run are kept."""
-        return self._folder / "failed" / f"{case.name}-{variant}"
+        return self._folder / "failed" / f"{case.name}-{variants[0]}"
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)

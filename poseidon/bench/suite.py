@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,15 +71,18 @@ class Suite:
 
     Attributes:
         what: one line for people.
+        cases: all of them.
+        chosen: those that are to be run.
     """
 
     name: str
     what: str
-    cases: list[Case] = field(default_factory=list)
+    cases: Sequence[Case]
+    chosen: Sequence[Case]
 
 
 def load(options: BenchOptions) -> Suite:
-    """The suite that the options name, with the cases that they choose.
+    """The suite that the options name.
 
     Raises:
         UserError: there is no such suite or case, or its file is wrong; one line.
@@ -99,7 +102,7 @@ def load(options: BenchOptions) -> Suite:
             raise UserError(f"bench.cases: suite {suite.name} has no case {name!r}{_hint(name, known)}")
     if not options.cases:
         raise UserError(f"bench.cases=[]: name at least one of {', '.join(known)}, or leave it out")
-    return replace(suite, cases=[case for case in suite.cases if case.name in options.cases])
+    return replace(suite, chosen=[case for case in suite.cases if case.name in options.cases])
 
 
 def names() -> list[str]:
@@ -136,9 +139,8 @@ def _suite(name: str, node: Any, where: str, given: Mapping[str, Any]) -> Suite:
         raise UserError(f"{where}: cases must map a name to each case")
     shared = {key: node[key] for key in _COUNTS if key in node}
     common = _overrides(node.get("overrides", []), f"{where}: overrides")
-    return Suite(
-        name, str(node["what"]), [_case(str(n), c, f"{where}: {n}", common, shared, given) for n, c in cases.items()]
-    )
+    found = [_case(str(n), case, f"{where}: {n}", common, shared, given) for n, case in cases.items()]
+    return Suite(name, str(node["what"]), found, found)
 
 
 def _case(

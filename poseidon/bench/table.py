@@ -24,7 +24,7 @@ BARS_CAPTION = (
 )
 VARIANTS_CAPTION = (
     "per iteration, medians over the runs; total: mean with the final drain; bound: the larger of the device's work "
-    "and bytes sent / link rate; exposed: waiting for communication; Gbit/s: of a node, and what its busiest engine thread "
+    "and bytes sent / link rate; exposed: waiting for communication; Gbit/s: of a node, and what its busiest thread "
     "could fill; cores: that a real node would need; f: time dilation, by which times are divided"
 )
 
@@ -148,7 +148,7 @@ def provenance(records: Sequence[Record]) -> list[str]:
     if not records:
         return []
     days = sorted({str(record.summary.get("started"))[:10] for record in records})
-    runs = [Run("", r.variant, str(r.summary.get("status")), None, r.summary) for r in records]
+    runs = [Run("", r.case, str(r.summary.get("status")), None, r.summary) for r in records]
     spent = sum(record.seconds for record in records)
     return [
         f"date: {' to '.join(dict.fromkeys((days[0], days[-1])))}; {len(records)} runs, {spent / 60:.0f} minutes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from poseidon.training.load import Load
@@ -21,13 +21,15 @@ class IterationClock:
 
     Args:
         warmup: iterations to leave out, at least 1.
+        stalled: seconds that this rank has waited for communication so far.
         dilation: of the times of an emulated run (``cluster.time_dilation``): wall seconds are told divided by it, CPU
             seconds, which are not dilated, as they are.
     """
 
-    def __init__(self, dilation: float = 1.0, warmup: int = 1) -> None:
+    def __init__(self, dilation: float = 1.0, warmup: int = 1, stalled: Callable[[], float] = float) -> None:
         self.dilation = dilation
-        self._warmup = warmup
+        self._warmup, self._stalled = warmup, stalled
+        self._stall = 0.0
         self.load = Load()
         self.seconds = array("d")
         self.cpu_seconds = 0.0
@@ -46,6 +48,7 @@ class IterationClock:
             return
         if self._last is None:
             self.load.begin()
+            self._stall = -self._stalled()
             self._last = self._moment()
         else:
             self.seconds.append(self._passed())
@@ -54,6 +57,7 @@ class IterationClock:
         """What the last step left to do is done. Its time is in totals, but in no iteration."""
         if self._last is not None:
             self.drain_seconds = self._passed()
+            self._stall += self._stalled()
         self.load.end()
 
     @contextmanager
@@ -86,6 +90,10 @@ class IterationClock:
     @property
     def cpu_seconds_per_iteration(self) -> float | None:
         return self.cpu_seconds / len(self.seconds) if self.seconds else None
+
+    @property
+    def stall_seconds_per_iteration(self) -> float | None:
+        return self._stall / self.dilation / len(self.seconds) if self.seconds else None
 
     @property
     def busiest_thread_seconds_per_iteration(self) -> float | None:

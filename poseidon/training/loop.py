@@ -151,7 +151,8 @@ class Trainer:
             clip_own=config.comm.name is Comm.downpour,
         )
         self._straggler = straggler_of(config, session.topology, session.rank)
-        self._outcome = Outcome(self.position, IterationClock(config.cluster.time_dilation, trainer.warmup))
+        clock = IterationClock(config.cluster.time_dilation, trainer.warmup, lambda: session.stall_seconds(self.model))
+        self._outcome = Outcome(self.position, clock)
 
     def run(self) -> Outcome:
         """Collective: trains to the end, evaluates, and writes the last checkpoint."""

@@ -38,7 +38,7 @@ def collect(
         "digest": session.digest(model) if has_values else None,
         "cpu": outcome.clock.cpu_seconds_per_iteration,
         "thread": outcome.clock.busiest_thread_seconds_per_iteration,
-        "stall_seconds": report["stall_seconds"] / outcome.clock.dilation if counted else None,
+        "stall_seconds": outcome.clock.stall_seconds_per_iteration if counted else None,
         "strangers": report["strangers"],
         "busy": session.accelerator.busy(),
         "schemes": _dense_by_scheme(report),
