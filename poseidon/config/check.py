@@ -45,6 +45,7 @@ _AT_LEAST = {
     "trainer.checkpoint_every": 0,
     "trainer.check_every": 0,
     "trainer.log_every": 1,
+    "trainer.warmup": 1,
 }
 _POSITIVE = ("comm.timeout", "comm.ddp.bucket_cap_mb", "trainer.epochs", "trainer.clip_norm", "trainer.target_accuracy")
 #: Largest message of the transport, in bytes.

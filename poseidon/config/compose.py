@@ -88,7 +88,7 @@ def validate(line: CommandLine, check: Callable[[Any], None]) -> None:
     """
     if not line.checks:
         return
-    for overrides in _jobs(line):
+    for overrides in jobs(line):
         config = compose(line.config_name, overrides, line.folder, missing=not line.runs)
         if line.runs:
             check(config)
@@ -216,7 +216,7 @@ def _without_single_keys(config_name: str, overrides: Sequence[str], *, hydra: b
     return None
 
 
-def _jobs(line: CommandLine) -> Iterator[list[str]]:
+def jobs(line: CommandLine) -> Iterator[list[str]]:
     """The overrides of each job; of a large sweep only so many that each value of each axis occurs."""
     if not line.multirun:
         yield line.overrides

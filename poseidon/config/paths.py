@@ -1,4 +1,4 @@
-"""Where config groups, workflows and the report's templates are: beside the code in a wheel, at a checkout's top."""
+"""Where config groups, workflows, benchmarks and templates are: beside the code in a wheel, at a checkout's top."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ def pipelines_dir() -> Path:
 def reports_dir() -> Path:
     """Absolute path of ``reports/``: templates, style and published figures. UserError if the installation lacks it."""
     return _shipped("reports")
+
+
+def benchmarks_dir() -> Path:
+    """Absolute path of ``benchmarks/``: suites of ``poseidon bench``. Raises UserError if the installation lacks it."""
+    return _shipped("benchmarks")
 
 
 def _shipped(name: str) -> Path:

@@ -203,6 +203,7 @@ class TrainerConfig:
     resume: str | None = None  # a checkpoint file
     trace: list[int] | None = None  # iterations whose timeline is kept, from 1; null: none
     log_every: int = 10  # iterations between lines of the metrics file
+    warmup: int = 1  # iterations that no time or speed in the summary is of
 
 
 @dataclass
@@ -308,6 +309,24 @@ class ReportConfig:
 
     report: ReportOptions = field(default_factory=ReportOptions)
     tracking: StoreConfig = field(default_factory=StoreConfig)
+
+
+@dataclass
+class BenchOptions:
+    suite: str = "short"  # a file of benchmarks/ by its name, or the path of one
+    cases: list[str] | None = None  # of the suite; null: all
+    pairs: int | None = None  # times that every variant is run, in turn; null: what case or suite say, else 5
+    iterations: int | None = None  # of a run, the next ones included; null: as above, else 25
+    warmup: int | None = None  # of these, not timed; null: as above, else 5
+    folder: str | None = None  # null: reports/bench/ and the suite
+    fresh: bool = False  # measure again what has been
+
+
+@dataclass
+class BenchConfig:
+    """Root of ``poseidon bench``."""
+
+    bench: BenchOptions = field(default_factory=BenchOptions)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from poseidon.config.paths import conf_dir
 from poseidon.config.schema import (
+    BenchConfig,
     PlanConfig,
     ProfileConfig,
     ReportConfig,
@@ -36,6 +37,7 @@ def register() -> None:
         ("simulate", SimulateConfig),
         ("profile", ProfileConfig),
         ("report", ReportConfig),
+        ("bench", BenchConfig),
         ("ui", UiConfig),
         ("validate", ValidateConfig),
     ):

@@ -56,17 +56,18 @@ class JobOutcome:
     summary: dict[str, Any] = field(default_factory=dict)
 
 
-def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> JobOutcome:
+def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path, *, quiet: bool = False) -> JobOutcome:
     """Trains as ``config`` says on all its nodes and leaves the records in a folder of the run's own.
 
     The folder is ``run_dir``, or ``run_dir-1`` ... if another run has it; ``JobOutcome.run_dir`` tells.
-    The terminal gets progress, and in the end the result and where the records are. MLflow gets the records from
+    The terminal gets progress, and in the end the result and where the records are; with ``quiet`` only what ranks say
+    themselves, and no figure is drawn. MLflow gets the records from
     the folder, while the run goes on; a store that fails then costs the run nothing.
 
     Raises:
         UserError: a setting or the run store cannot be used; nothing has been started.
     """
-    sweep, display = Sweep.current(), Display()
+    sweep, display = Sweep.current(), Display(Console(quiet=True) if quiet else None)
     config = _dilated(checked(config), sweep, display.console)
     tracking = Tracking(config, sweep, partial(display.on_line, LAUNCHER, "stderr"))
     run_dir = create_run_dir(run_dir)
@@ -101,6 +102,8 @@ def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path) -> Job
         write_json(run_dir / SUMMARY, summary)
         sweep.note(run_dir)
         _conclude(display.console, summary, run_dir)
+        if summary["status"] == "completed" and not quiet:
+            run_figures(run_dir)
         _track(tracking, display.console, summary, run_dir)
     return JobOutcome(exit_code, summary["eval_accuracy"], run_dir, summary)
 
@@ -165,8 +168,6 @@ def _so_far(progress: dict[str, Any], plan: list[dict[str, Any]]) -> dict[str, A
 
 def _track(tracking: Tracking, console: Console, summary: dict[str, Any], run_dir: Path) -> None:
     """Brings what is in the folder of a run that has ended to MLflow, and says where it is."""
-    if summary["status"] == "completed":
-        run_figures(run_dir)
     tracking.end()
     if tracking.reference != summary["mlflow"]:  # the store has answered only now
         summary["mlflow"] = tracking.reference

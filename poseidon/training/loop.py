@@ -153,7 +153,8 @@ class Trainer:
             clip_own=config.comm.name is Comm.downpour,
         )
         self._straggler = straggler_of(config, session.topology, session.rank)
-        self._outcome = Outcome(self.position, IterationClock(config.cluster.time_dilation))
+        clock = IterationClock(config.cluster.time_dilation, trainer.warmup, lambda: session.stall_seconds(self.model))
+        self._outcome = Outcome(self.position, clock)
 
     def run(self) -> Outcome:
         """Collective: trains to the end, evaluates, and writes the last checkpoint."""
@@ -176,7 +177,7 @@ class Trainer:
         while not self._done():
             self._epoch()
         self._session.drain()
-        outcome.clock.load.end()
+        outcome.clock.end()
         if self._parts.has_values:
             if outcome.score is None:
                 self._evaluate()

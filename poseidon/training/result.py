@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from poseidon.training.clock import spread
 from poseidon.training.loop import Outcome
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def collect(
         "digest": session.digest(model) if has_values else None,
         "cpu": outcome.clock.cpu_seconds_per_iteration,
         "thread": outcome.clock.busiest_thread_seconds_per_iteration,
-        "stall_seconds": report["stall_seconds"] / outcome.clock.dilation if counted else None,
+        "stall_seconds": outcome.clock.stall_seconds_per_iteration if counted else None,
         "most": {what: report[f"most_bytes_{what}"] for what in ("queued", "in_flight")} if counted else None,
         "strangers": report["strangers"],
         "busy": session.accelerator.busy(),
@@ -49,7 +48,7 @@ def collect(
     }
     ranks = session.gather(mine)
     schemes = sorted({scheme for rank in ranks for scheme in rank["schemes"]})
-    seconds = spread(outcome.clock.seconds)
+    seconds = outcome.clock.spread
     devices = len(session.topology.nodes[0])
     cpu = _mean([rank["cpu"] for rank in ranks])
     cpu = cpu * devices if cpu is not None else None
