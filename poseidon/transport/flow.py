@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from poseidon.transport.base import Counters
 
-#: Of each peer there may be as much in flight as it has taken, lately, in this time: enough for a receipt's way on fast
-#: links, little enough to be overtaken on slow ones. Within these bounds, in bytes.
-HORIZON_SECONDS = 0.04
+#: To each peer there may be as much in flight as it takes in this time: enough for a receipt's way on fast links, and
+#: behind full queues, little enough to be overtaken on slow ones. Within these bounds, in bytes; but two messages always.
+HORIZON_SECONDS = 0.12
 LEAST_WINDOW, MOST_WINDOW = 512 * 1024, 8 * 1024 * 1024
 FIRST_WINDOW = 1024 * 1024
 #: Behind everything else.
@@ -47,9 +47,10 @@ class _Lane:
         self._mark = 0  # the last one asked for
 
     def may_send(self) -> bool:
-        """Never waits for a receipt that nobody has been asked for. So a message larger than the window leaves when
-        less than a quarter of that is in flight, and no queue stands still for good."""
-        return not self._asked or self.left - self.confirmed + self.queue[0][2] <= self.window
+        """Never waits for a receipt that nobody has been asked for, so that no queue stands still for good. However
+        large messages are, behind one that is on its way there is another: else the link would idle until a receipt."""
+        nbytes = self.queue[0][2]
+        return not self._asked or self.left - self.confirmed + nbytes <= max(self.window, 2 * nbytes)
 
     def send(self, now: float) -> tuple[int, int, Any]:
         """Bytes, the mark to ask for (0: none), and the message."""

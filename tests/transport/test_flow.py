@@ -22,12 +22,12 @@ def drain(flow: Flow, peer: int, now: float = 0.0) -> list[tuple[object, int]]:
 
 def test_lower_priorities_first_then_the_oldest():
     flow = Flow([1], Counters())
-    flow.put(1, 0, MOST_WINDOW, "fills the window")
+    flow.put(1, 0, FIRST_WINDOW, "fills the window")
     assert [message for message, _ in drain(flow, 1)] == ["fills the window"]
     for name, priority in [("c", 7), ("d", 7), ("bye", LAST), ("a", 1), ("b", 2)]:
         flow.put(1, priority, 10, name)
     assert drain(flow, 1) == []
-    flow.confirm(1, MOST_WINDOW, 0.1)
+    flow.confirm(1, FIRST_WINDOW, 0.1)
     assert [message for message, _ in drain(flow, 1)] == ["a", "b", "c", "d", "bye"]
 
 
@@ -36,8 +36,8 @@ def test_windows_are_each_peers_own():
     for peer in (1, 2):
         for _ in range(4):
             flow.put(peer, 0, FIRST_WINDOW, peer)
-    assert len(drain(flow, 1)) == 1
-    assert len(drain(flow, 2)) == 1
+    assert len(drain(flow, 1)) == 2
+    assert len(drain(flow, 2)) == 2
     flow.confirm(2, FIRST_WINDOW, 1.0)
     assert drain(flow, 1) == []
     assert len(drain(flow, 2, 1.0)) == 1
@@ -45,7 +45,7 @@ def test_windows_are_each_peers_own():
 
 @pytest.mark.parametrize(
     ("rate", "window"),
-    [(1e6, LEAST_WINDOW), (50e6, 50e6 * HORIZON_SECONDS), (5e9, MOST_WINDOW)],  # bytes/s
+    [(1e6, LEAST_WINDOW), (20e6, 20e6 * HORIZON_SECONDS), (5e9, MOST_WINDOW)],  # bytes/s
 )
 def test_the_window_follows_the_rate(rate, window):
     counters = Counters()
@@ -83,7 +83,7 @@ def test_nothing_stands_still_and_in_flight_is_bounded(messages, random):
     def send() -> None:
         for (number, priority), mark in drain(flow, 1, now):
             wire.append((number, priority, mark))
-        assert counters.in_flight <= max(MOST_WINDOW, MOST_WINDOW // 4 + largest)
+        assert counters.in_flight <= max(MOST_WINDOW, MOST_WINDOW // 4 + largest, 2 * largest)
 
     while waiting or wire or receipts:
         now += random.random() * 10 ** random.randint(-6, 1)
@@ -113,7 +113,7 @@ def test_a_peer_that_is_gone():
     for _ in range(3):
         flow.put(1, 0, MOST_WINDOW, None)
     flow.put(2, 0, 100, None)
-    assert len(drain(flow, 1)) == 1
+    assert len(drain(flow, 1)) == 2
     flow.drop(1)
     assert (counters.queued, counters.in_flight) == (100, 0)
     assert counters.most_queued == 3 * MOST_WINDOW + 100
