@@ -268,6 +268,7 @@ class PlanConfig(TrainConfig):
 class SimulateOptions:
     nodes: list[int] | None = None  # null: cluster.nodes
     rates: list[str] | None = None  # null: cluster.bandwidth
+    batch_sizes: list[int] | None = None  # null: trainer.batch_size
     comms: list[str] | None = None  # choices of comm, also with +full; null: comm
     hop: str = "100us"  # from one host's software to another's, beside cluster.latency
     goodput: float = 0.957  # share of a link's rate that payload gets

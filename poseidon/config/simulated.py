@@ -41,6 +41,7 @@ def check_simulate(config: SimulateConfig) -> None:
     _check_symmetric(config)
     node_counts(config)
     rates(config)
+    batch_sizes(config)
     variants(config)
     parse_seconds("simulate.hop", options.hop)
     if not 0 < options.goodput <= 1:
@@ -54,6 +55,16 @@ def node_counts(config: SimulateConfig) -> list[int]:
         return [config.cluster.nodes]
     if not given or min(given) < 1:
         raise UserError(f"simulate.nodes={given}: must be numbers of nodes, at least 1, such as [1,2,4,8]")
+    return sorted(set(given))
+
+
+def batch_sizes(config: SimulateConfig) -> list[int]:
+    """Ascending. Raises UserError."""
+    given = config.simulate.batch_sizes
+    if given is None:
+        return [config.trainer.batch_size]
+    if not given or min(given) < 1:
+        raise UserError(f"simulate.batch_sizes={given}: must be rows per node, at least 1, such as [64,256,1024]")
     return sorted(set(given))
 
 

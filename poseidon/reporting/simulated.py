@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.errors import UserError
+from poseidon.reporting import gain
 from poseidon.reporting.tables import write_csv
 from poseidon.simulation import PARTS, Outcome, cells_to_emulate
 from poseidon.tracking.folder import write_text
@@ -34,6 +35,9 @@ class Cell:
         comm: what it is made of: ps, hybrid, ddp ...
         link: the rate in words.
         rate: bits/s.
+        batch_size: rows per node and iteration.
+        linear_rows: K, the rows that most of the linear layers' parameters see; None: there are none.
+        least_bytes: that a node would send if each linear layer went by the cheapest of ps, sfb and block.
     """
 
     system: str
@@ -41,6 +45,9 @@ class Cell:
     link: str
     rate: float
     outcome: Outcome
+    batch_size: int
+    linear_rows: int | None
+    least_bytes: float
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,8 @@ class Simulation:
 
     Attributes:
         basis: where the layers' times come from, in words.
-        batch_size: rows per node and iteration.
-        single: seconds of one machine that communicates with nobody.
+        batch_sizes: rows per node and iteration, ascending.
+        single: for each, seconds of one machine that communicates with nobody.
         overrides: that the command was given.
         folder: for the files.
     """
@@ -58,15 +65,16 @@ class Simulation:
     model: str
     hardware: str
     basis: str
-    batch_size: int
-    single: float
+    batch_sizes: Sequence[int]
+    single: Sequence[float]
     cells: Sequence[Cell]
     overrides: Sequence[str]
     folder: Path
 
     @property
     def title(self) -> str:
-        return f"{self.model}, {self.batch_size} rows per node, {self.hardware}"
+        rows = " to ".join(dict.fromkeys(map(str, (self.batch_sizes[0], self.batch_sizes[-1]))))
+        return f"{self.model}, {rows} rows per node, {self.hardware}"
 
 
 def render(simulation: Simulation) -> str:
@@ -79,18 +87,19 @@ def render(simulation: Simulation) -> str:
     table = Table(title=f"{simulation.title}: {DEGREE}", title_justify="left")
     for heading in ("link", "comm"):
         table.add_column(heading)
-    for heading in ("nodes", "s/iteration", "speedup", "bound, s", "MB sent", "device", "link"):
+    for heading in ("rows", "nodes", "s/iteration", "speedup", "bound, s", "MB sent", "device", "link"):
         table.add_column(heading, justify="right")
     table.add_column("what limits")
-    before = simulation.cells[0].link
+    before = (simulation.cells[0].batch_size, simulation.cells[0].link)
     for cell in simulation.cells:
-        if cell.link != before:
+        if (cell.batch_size, cell.link) != before:
             table.add_section()
-            before = cell.link
+            before = (cell.batch_size, cell.link)
         found = cell.outcome
         table.add_row(
             cell.link,
             cell.system,
+            str(cell.batch_size),
             str(found.nodes),
             f"{found.seconds:.4g}",
             f"{found.speedup:.2f}",
@@ -107,11 +116,13 @@ def render(simulation: Simulation) -> str:
 
 def _notes(simulation: Simulation) -> list[str]:
     lines = [
-        f"one machine: {simulation.single:.4g} s; {simulation.basis}",
+        f"one machine: {', '.join(f'{seconds:.4g}' for seconds in simulation.single)} s; {simulation.basis}",
         "bound: what the busiest part takes, whatever the order. device, link: share of the iteration that they work.",
         "Software takes no time here; docs/simulation.md says what else is not modelled.",
     ]
     systems = list(dict.fromkeys(cell.system for cell in simulation.cells))
+    if len(simulation.batch_sizes) > 1:
+        return lines + gain.words(simulation.cells)
     if len(systems) < 2:
         return lines
     choices = cells_to_emulate({(c.outcome.nodes, c.rate, c.system): c.outcome for c in simulation.cells})
@@ -143,7 +154,8 @@ def rows(simulation: Simulation) -> list[dict[str, Any]]:
             "degree": DEGREE,
             "model": simulation.model,
             "hardware": simulation.hardware,
-            "rows_per_node": simulation.batch_size,
+            "rows_per_node": cell.batch_size,
+            "linear_rows": cell.linear_rows,
             "system": cell.system,
             "comm": cell.comm,
             "link": cell.link,
@@ -155,6 +167,7 @@ def rows(simulation: Simulation) -> list[dict[str, Any]]:
             "bound_seconds": cell.outcome.bound,
             "limit": cell.outcome.limit,
             "bytes_sent_per_iteration": cell.outcome.bytes_sent,
+            "least_bytes": cell.least_bytes,
             **{f"{part}_seconds": cell.outcome.busy[part] for part in PARTS},
         }
         for cell in simulation.cells
@@ -162,12 +175,13 @@ def rows(simulation: Simulation) -> list[dict[str, Any]]:
 
 
 def write(simulation: Simulation) -> list[Path]:
-    """``table.csv``, and, if there is more than one number of nodes, ``speedup.png`` and ``.svg``; gives the files.
+    """``table.csv``, and, if there is more than one number of nodes, ``speedup.png`` and ``.svg``, or, of several
+    numbers of rows, ``gain.png`` and ``.svg``; gives the files.
 
     Raises:
         UserError: they cannot be written.
     """
-    from poseidon.reporting.figures import simulated
+    from poseidon.reporting.figures import gains, simulated
     from poseidon.reporting.figures.canvas import save, style
 
     folder = simulation.folder
@@ -176,8 +190,9 @@ def write(simulation: Simulation) -> list[Path]:
         table = folder / "table.csv"
         write_text(table, write_csv(rows(simulation)))
         with style():
-            figure = simulated.draw(simulation)
-            drawn = save(figure, folder / "speedup") if figure is not None else []
+            several = len(simulation.batch_sizes) > 1
+            figure = gains.draw(simulation) if several else simulated.draw(simulation)
+            drawn = save(figure, folder / ("gain" if several else "speedup")) if figure is not None else []
     except OSError as error:
         raise UserError(
             f"simulate.folder={folder}: cannot write {error.filename or folder}: {error.strerror}"

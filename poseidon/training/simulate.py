@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from poseidon.config.build import build
 from poseidon.config.schema import Comm, SimulateConfig
-from poseidon.config.simulated import Variant, node_counts, rates, variants
+from poseidon.config.simulated import Variant, batch_sizes, node_counts, rates, variants
 from poseidon.config.units import parse_seconds
 from poseidon.emulation.accelerator import product_seconds
 from poseidon.emulation.layers import layer_times, step_bytes, trace
 from poseidon.engine.parameters import observe, trainable
 from poseidon.errors import UserError
+from poseidon.planning.cost import block_floats, ps_floats, sfb_floats
 from poseidon.reporting.simulated import Cell, Simulation
 from poseidon.simulation import Job, Layer, Network, System, simulate
 from poseidon.simulation.job import MIB
@@ -33,10 +36,11 @@ def make_simulation(config: SimulateConfig, overrides: Sequence[str] = ()) -> Si
         UserError: the profile does not tell the model's times, or the model cannot be traced.
     """
     assert config.hardware is not None
-    job, options, model = job_of(config), config.simulate, part_name(config.model) or "model"
+    options, model = config.simulate, part_name(config.model) or "model"
     hop = parse_seconds("simulate.hop", options.hop)
     if config.cluster.latency is not None:
         hop += parse_seconds("cluster.latency", config.cluster.latency)
+    jobs = {rows: job_of(_of_rows(config, rows)) for rows in batch_sizes(config)}
     cells = [
         Cell(
             variant.name,
@@ -44,7 +48,11 @@ def make_simulation(config: SimulateConfig, overrides: Sequence[str] = ()) -> Si
             link,
             rate,
             simulate(job, Network(count, rate, options.goodput, hop), _system(variant)),
+            rows,
+            _linear_rows(job),
+            _least_bytes(job, count) if variant.comm.name is not Comm.single else 0.0,
         )
+        for rows, job in jobs.items()
         for link, rate in rates(config).items()
         for variant in variants(config)
         for count in (node_counts(config) if variant.comm.name is not Comm.single else [1])
@@ -54,8 +62,8 @@ def make_simulation(config: SimulateConfig, overrides: Sequence[str] = ()) -> Si
         model=model,
         hardware=config.hardware.name or "?",
         basis=config.hardware.basis(model, config.trainer.batch_size),
-        batch_size=config.trainer.batch_size,
-        single=job.seconds,
+        batch_sizes=list(jobs),
+        single=[job.seconds for job in jobs.values()],
         cells=cells,
         overrides=list(overrides),
         folder=Path(options.folder).expanduser() if options.folder else Path("reports") / "simulated" / name,
@@ -96,6 +104,32 @@ def job_of(config: SimulateConfig) -> Job:
         host_copy=profile.host_copy,
         server_sum=profile.server_sum,
     )
+
+
+def _of_rows(config: SimulateConfig, rows: int) -> SimulateConfig:
+    return replace(config, trainer=replace(config.trainer, batch_size=rows))
+
+
+def _linear_rows(job: Job) -> int | None:
+    """K of the linear layers that hold most parameters; None if there are no such layers."""
+    held: Counter[int] = Counter()
+    for param in job.params:
+        if param.name in job.factors and param.factors == "linear":
+            held[job.factors[param.name].rows] += param.numel
+    return held.most_common(1)[0][0] if held else None
+
+
+def _least_bytes(job: Job, nodes: int) -> float:
+    """That a node sends if each linear layer goes by whichever of ps, sfb and block moves fewest floats, and the rest
+    by ps."""
+    total = 0.0
+    for param in job.params:
+        floats = ps_floats(param.numel, 1, nodes, nodes)
+        if param.name in job.factors and param.factors == "linear":
+            (m, n), k = param.shape, job.factors[param.name].rows
+            floats = min(floats, sfb_floats(m, n, k, nodes), block_floats(m, n, k, nodes, nodes))
+        total += floats / 2 * param.itemsize  # of which half is sent
+    return total
 
 
 def _system(variant: Variant) -> System:
