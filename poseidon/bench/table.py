@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 BARS_CAPTION = (
-    "medians over pairs of neighbouring runs, with 95 % intervals; x ddp: how many times as fast as ddp; equal: a lead under "
-    "5 %, or one that the interval does not confirm; open: the median misses a bar that lies within the interval"
+    "medians over pairs of neighbouring runs, with 95 % intervals; x ddp: how many times as fast as ddp; equal: a lead "
+    "under 5 %, or one that the interval does not confirm; open: the median misses a bar that lies within the interval"
 )
 VARIANTS_CAPTION = (
     "per iteration, medians over the runs; total: mean with the final drain; bound: the larger of the device's work "
