@@ -202,6 +202,7 @@ def _told(run: Run, summary: dict[str, Any]) -> Told:
 
 
 def _own(run: Run, alternatives: Sequence[Run]) -> str:
-    """The overrides that a run has and not all alternatives have."""
+    """The overrides that a run has and not all alternatives have, without their keys' groups."""
     others = [set(other.overrides) for other in alternatives]
-    return " ".join(o for o in run.overrides if not all(o in other for other in others))
+    own = [o.partition("=") for o in run.overrides if not all(o in other for other in others)]
+    return " ".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in own)
