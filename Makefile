@@ -1,5 +1,6 @@
 # make demo  sets everything up, then compares single, ddp, ps and hybrid on this machine
 # make test  sets everything up, then runs the tests
+# make bench sets everything up, then compares speeds with PyTorch's DDP: some minutes
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ READY := $(VENV)/.ready
 # PyTorch and the ranks of a test share few cores: one BLAS thread each unless told otherwise.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow lint setup clean
+.PHONY: demo test bench test-slow lint setup clean
 
 setup: $(READY)
 
@@ -25,6 +26,9 @@ demo: $(READY)
 # Slow tests have the machine to themselves.
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+bench: $(READY)
+	$(BIN)/poseidon bench bench.fresh=true
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

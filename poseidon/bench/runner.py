@@ -116,7 +116,18 @@ class Bench:
                     self._results[case.name] = collect(self._store, case, digests, self._notes[case.name])
                 if not done:
                     todo = [other for other in todo if other != digest]
+            self._say_left(case, todo, case.pairs - round_)
             yield self._results[case.name]
+
+    def _say_left(self, case: Case, todo: Sequence[str], rounds: int) -> None:
+        """How long the case's other rounds will take, as far as they have not been run before."""
+        ahead = range(case.pairs - rounds + 1, case.pairs + 1)
+        left = 0.0
+        for digest in todo:
+            done = self._store.completed(case.name, digest)
+            left += sum(round_ not in done for round_ in ahead) * list(done.values())[-1].seconds
+        if left > 60:
+            self._say(f"  about {left / 60:.0f} minutes left for this case")
 
     def _chosen(self, plan: Plan) -> tuple[dict[str, Run], dict[str, str]]:
         """The run that stands for each variant, and of those with alternatives, what the fastest has of its own."""
@@ -191,6 +202,7 @@ def _told(run: Run, summary: dict[str, Any]) -> Told:
 
 
 def _own(run: Run, alternatives: Sequence[Run]) -> str:
-    """The overrides that a run has and not all alternatives have."""
+    """The overrides that a run has and not all alternatives have, without their keys' groups."""
     others = [set(other.overrides) for other in alternatives]
-    return " ".join(o for o in run.overrides if not all(o in other for other in others))
+    own = [o.partition("=") for o in run.overrides if not all(o in other for other in others)]
+    return " ".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in own)

@@ -32,10 +32,11 @@ class Estimate:
 
     @property
     def lead(self) -> str:
-        """``ahead``, ``equal`` or ``behind``, of a ratio that is the better the larger it is."""
-        if self.median >= 1 + LEAD:
+        """``ahead``, ``equal`` or ``behind``, of a ratio that is the better the larger it is; ``equal`` also where the
+        interval holds 1."""
+        if self.median >= 1 + LEAD and self.low > 1:
             return "ahead"
-        return "equal" if self.median > 1 / (1 + LEAD) else "behind"
+        return "behind" if self.median <= 1 / (1 + LEAD) and self.high < 1 else "equal"
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:

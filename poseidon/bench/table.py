@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 BARS_CAPTION = (
-    "x: how many times as fast, the median over pairs of neighbouring runs, and its 95 % interval; equal: a lead under "
-    "5 %; open: the median misses a bar that lies within the interval"
+    "medians over pairs of neighbouring runs, with 95 % intervals; x ddp: how many times as fast as ddp; equal: a lead "
+    "under 5 %, or one that the interval does not confirm; open: the median misses a bar that lies within the interval"
 )
 VARIANTS_CAPTION = (
     "per iteration, medians over the runs; total: mean with the final drain; bound: the larger of the device's work "
@@ -60,7 +60,7 @@ def shown_variants(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
             "bound": text(row["bound_seconds"], "{:.4g}"),
             "s/bound": text(row["over_bound"], "{:.3f}"),
             "exposed": text(row["exposed_seconds"], "{:.3g}"),
-            "MB sent": text(row["bytes_sent"], "{:.4g}", 1e-6) + ("*" if row["bytes_source"] == "computed" else ""),
+            "MB sent": _sent(row),
             "Gbit/s": text(row["gbit_per_second"], "{:.3g}"),
             "thread's": text(row["gbit_per_thread_second"], "{:.3g}"),
             "CPU s": text(row["cpu_seconds"], "{:.3g}"),
@@ -71,6 +71,11 @@ def shown_variants(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
         }
         for row in rows
     ]
+
+
+def _sent(row: Mapping[str, Any]) -> str:
+    star = "*" if row["bytes_sent"] and row["bytes_source"] == "computed" else ""
+    return text(row["bytes_sent"] or None, "{:.4g}", 1e-6) + star
 
 
 def _interval(row: Mapping[str, Any]) -> str:

@@ -106,7 +106,7 @@ def test_the_fastest_alternative_stands_for_its_variant(bench, imagined):
     (result,) = run(bench(BEST, pairs=1)).results
     assert imagined.asked == ["ddp 1", "ddp 5", "ddp 25", "ps", "ddp 25", "ddp 5"]
     row = bar_rows(result)[0]
-    assert (row["median"], row["over"]) == (1.3, "best (comm.ddp.bucket_cap_mb=5)")
+    assert (row["median"], row["over"]) == (1.3, "best (bucket_cap_mb=5)")
     assert bar_rows(bench(BEST, pairs=1).results[0])[0] == row
     run(bench(BEST, pairs=1))
     assert len(imagined.asked) == 6

@@ -47,3 +47,10 @@ def test_few_values():
 )
 def test_a_lead_under_5_percent_is_equal(median, word):
     assert Estimate(median, median, median, 5).lead == word
+
+
+def test_a_lead_that_the_interval_does_not_confirm_is_none():
+    assert Estimate(1.3, 1.01, 1.6, 5).lead == "ahead"
+    assert Estimate(1.3, 0.99, 1.6, 5).lead == "equal"
+    assert Estimate(0.8, 0.6, 1.01, 5).lead == "equal"
+    assert Estimate(0.8, 0.6, 0.99, 5).lead == "behind"

@@ -64,13 +64,15 @@ def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyt
     return run
 
 
-def test_train_plan_and_report_from_another_folder(installed: Run):
+def test_train_plan_bench_and_report_from_another_folder(installed: Run):
     package = Path(installed("python", "-c", "import poseidon; print(poseidon.__file__)").strip()).parent
     assert ROOT not in package.parents
     small = ("model=mlp", "dataset=digits", "trainer.epochs=1", "tracking.experiment=wheel")
     installed("poseidon", "train", "-m", *small, "comm=single,hybrid", "cluster.nodes=2")
     plan = installed("poseidon", "plan", "model=vgg19", "cluster.nodes=8", "plan.format=json")
     assert json.loads(plan)["parameters"] == 143_667_240
+    bench = ("bench.suite=short", "bench.cases=[lenet]", "bench.pairs=1", "bench.iterations=4", "bench.warmup=2")
+    assert "x ddp" in installed("poseidon", "bench", *bench)
     printed = installed("poseidon", "report", "report.experiment=wheel")
     page = package.parents[4] / "work" / "reports" / "wheel" / "index.html"
     assert str(page) in printed.replace("\n", "")
