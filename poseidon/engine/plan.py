@@ -23,7 +23,7 @@ class Options:
     """How one model is made data-parallel; equal on all ranks."""
 
     comm: str = "hybrid"  # ps | sfb | hybrid | block | project_adam
-    overlap: Literal["none", "backward"] = "backward"
+    overlap: Literal["none", "backward", "full"] = "backward"
     rows: str = "leading"  # leading | equal
     kv_bytes: int = 2 * 1024 * 1024
     merge_bytes: int = 64 * 1024
