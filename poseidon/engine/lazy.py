@@ -83,8 +83,8 @@ class _Round:
         missing: units whose results are not in.
         ready: (unit, result) that are in, and neither written nor applied.
         warn: called with n_r by rank when all is in.
-        settings: of the optimizer at the step; None before it.
-        waiting: by id, the parameters that are still to be stepped.
+        steps: of the optimizers that have been called, with their settings then.
+        waiting: by id, the indices of parameters that are still to be stepped.
     """
 
     plan: Plan
@@ -94,12 +94,12 @@ class _Round:
     local: dict[int, torch.Tensor | None] = field(default_factory=dict)
     promises: dict[int, Promise] = field(default_factory=dict)
     ready: list[tuple[int, Any]] = field(default_factory=list)
-    settings: Settings | None = None
+    steps: list[tuple[torch.optim.Optimizer, Settings]] = field(default_factory=list)
     waiting: dict[int, int] = field(default_factory=dict)
 
 
 class Lazy:
-    """Of one model and its optimizer.
+    """Of one model and its optimizers.
 
     Args:
         take: waits for a plan's next result.
@@ -115,13 +115,13 @@ class Lazy:
         stepping: Stepping,
     ) -> None:
         self._exchange, self._take, self._write, self._stepping = exchange, take, write, stepping
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._own: set[tuple[int, str]] = set()  # see Settings
+        self._own: dict[torch.optim.Optimizer, set[tuple[int, str]]] = {}  # by optimizer; see Settings
         self._handles: list[RemovableHandle] = []
         self._round: _Round | None = None
         self._why: str | None = None  # this step's gradients are waited for at once
         self._looked = False  # at ``p.grad``, as this step's first backward pass found it
         self._closure = False
+        self._unstepped = False  # since the last round
         self._said: set[str] = set()
         self._owner, self._thread = Owner(), 0
         self._blanks: dict[int, torch.Tensor] = {}  # by index, what a promise looks like
@@ -189,12 +189,12 @@ class Lazy:
         """A backward pass comes to the model, before it has made any of its gradients."""
         if self._round is not None:
             self._late |= self._round.waiting.keys()
-            if self._round.settings is None:
-                self._at_once("several backward passes are made for one step")
             self.finish()
         if not self._looked:
             self._looked = True
-            if self._why is None and any(p.grad is not None for p in params):
+            if self._unstepped and not self._closure:
+                self._at_once("several backward passes are made for one step")
+            elif any(p.grad is not None for p in params):
                 self._at_once("p.grad is not None before backward(): zero_grad(set_to_none=False), or set by hand")
 
     def grows(self, p: torch.Tensor, name: str) -> None:
@@ -212,9 +212,10 @@ class Lazy:
         """Is the round that closes to be waited for at once? Else :meth:`closed` comes next."""
         if not self._looked:
             self.opens(params)
-        why = "several optimizers step one model" if len(optimizers) > 1 else self._unfit(optimizers[0])
-        if why is not None:
-            self._at_once(why)
+        for optimizer in optimizers:
+            why = self._unfit(optimizer)
+            if why is not None:
+                self._at_once(why)
         return trial or self._used is not None or self._why is not None
 
     def waited(self, seen: Iterable[int], params: Sequence[torch.Tensor]) -> None:
@@ -229,7 +230,7 @@ class Lazy:
         self._next()
 
     def _next(self) -> None:
-        self._looked, self._why = False, None
+        self._looked, self._why, self._unstepped = False, None, True
         self._late.clear()
 
     def closed(self, plan: Plan, number: int, warn: Callable[[int, Mapping[int, int]], None]) -> None:
@@ -282,13 +283,13 @@ class Lazy:
 
     def drain(self) -> None:
         """Make all steps, after waiting for their gradients."""
-        if self._round is not None and self._round.settings is not None:
+        if self._round is not None and self._round.steps:
             self.finish()
 
     def _keep(self, round_: _Round, index: int) -> torch.Tensor:
         """Somebody looks at a gradient."""
         if round_ is self._round:
-            if round_.settings is None:
+            if not round_.steps:
                 self._say("gradients are looked at between backward() and step() (clipping, GradScaler?)")
             self.finish()
         kept = round_.local.get(index)
@@ -302,22 +303,22 @@ class Lazy:
         Returns:
             What it is to go on with, if it is put off.
         """
-        self._closure = closure is not None
+        self._closure, self._unstepped = closure is not None, False
         round_ = self._round
         if round_ is None:
             return None
-        why = self._objection(round_, optimizer)
+        ours = {id(p): index for index, p in enumerate(round_.plan.gradients.params)}
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        why = self._objection(round_, optimizer, held, ours)
         if why is not None:
             self._say(why)
             self.finish()
             return None
         self._thread = threading.get_ident()
-        if optimizer is not self._optimizer:
+        if optimizer not in self._own:
             self._adopt(optimizer)
-        round_.settings = Settings(optimizer, self._own)
-        index_of = {id(p): index for index, p in enumerate(round_.plan.gradients.params)}
-        held = (id(p) for group in optimizer.param_groups for p in group["params"])
-        round_.waiting = {each: index_of[each] for each in held if each in index_of}
+        round_.steps.append((optimizer, Settings(optimizer, self._own[optimizer])))
+        round_.waiting |= {id(p): ours[id(p)] for p in held if id(p) in ours}
         return _empty(optimizer)
 
     def _unfit(self, optimizer: torch.optim.Optimizer) -> str | None:
@@ -330,21 +331,28 @@ class Lazy:
             return "the optimizer's step has hooks (clipping?)"
         return None
 
-    def _objection(self, round_: _Round, optimizer: torch.optim.Optimizer) -> str | None:
-        """Why a step is not put off."""
-        if round_.settings is not None:
-            return "several optimizers step one model"
+    def _objection(
+        self, round_: _Round, optimizer: torch.optim.Optimizer, held: list[torch.Tensor], ours: Mapping[int, int]
+    ) -> str | None:
+        """Why a step is not put off.
+
+        Args:
+            held: the optimizer's parameters.
+            ours: indices of the model's, by id.
+        """
         why = self._unfit(optimizer)
         if why is not None:
             return why
         if callable(get_eval_frame_callback()):  # of this thread, unlike torch.compiler.is_compiling()
             return "the optimizer's step is compiled"
-        params = round_.plan.gradients.params
-        if any(p.grad is not round_.promises[index] for index, p in enumerate(params)):
-            return "gradients are assigned between backward() and step()"
-        ours = set(map(id, params))
-        if any(p.grad is not None and id(p) not in ours for group in optimizer.param_groups for p in group["params"]):
-            return f"{type(optimizer).__name__} also steps parameters that are not of this model"
+        if any(id(p) in round_.waiting for p in held):
+            return "two optimizers step the same parameters"
+        for p in held:
+            index = ours.get(id(p))
+            if index is None and p.grad is not None:
+                return f"{type(optimizer).__name__} also steps parameters that are not of this model"
+            if index is not None and p.grad is not round_.promises.get(index):
+                return "gradients are assigned between backward() and step()"
         return None
 
     def _apply(self, round_: _Round) -> None:
@@ -375,27 +383,25 @@ class Lazy:
                     del round_.local[index]
 
     def _step(self, round_: _Round, only: set[int]) -> None:
-        """One of our own, of these parameters alone."""
+        """Steps of our own, of these parameters alone."""
         only &= round_.waiting.keys()
-        if not only or round_.settings is None:
-            return
-        assert self._optimizer is not None
-        round_.settings.enter(only)
-        self._stepping.ours = True
-        try:
-            type(self._optimizer).step(self._optimizer)
-        finally:
-            self._stepping.ours = False
-            round_.settings.leave()
+        for optimizer, settings in round_.steps if only else ():
+            settings.enter(only)
+            self._stepping.ours = True
+            try:
+                type(optimizer).step(optimizer)
+            finally:
+                self._stepping.ours = False
+                settings.leave()
         for each in only:
             del round_.waiting[each]
 
     def _adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        self._leave()
-        self._optimizer, self._own = optimizer, set()
-        self._handles = [
-            optimizer.register_state_dict_pre_hook(Hook(lambda *_: self.drain())),
-            optimizer.register_load_state_dict_pre_hook(Hook(lambda *_: self.drain())),
+        self._own[optimizer] = set()
+        hook = Hook(lambda *_: self.drain())
+        self._handles += [
+            optimizer.register_state_dict_pre_hook(hook),
+            optimizer.register_load_state_dict_pre_hook(hook),
         ]
 
     def _leave(self) -> None:
