@@ -123,6 +123,7 @@ class Lazy:
         self._closure = False
         self._unstepped = False  # since the last round
         self._said: set[str] = set()
+        self._warned = False
         self._owner, self._thread = Owner(), 0
         self._blanks: dict[int, torch.Tensor] = {}  # by index, what a promise looks like
         # What a forward pass uses without a look through its module (references kept in a list) is applied before it.
@@ -152,6 +153,8 @@ class Lazy:
 
     def before_module(self, module: nn.Module) -> None:
         ids = self._of.get(module)
+        if ids and self._round is not None:
+            self._exchange.check()
         if ids:
             self.read(ids)
 
@@ -168,6 +171,9 @@ class Lazy:
             self._late.difference_update(ids)
         round_ = self._round
         if round_ is None or not round_.waiting or threading.get_ident() != self._thread or not self._owner.here():
+            return
+        if self._exchange.failure is not None:
+            self._warn_of_parts()
             return
         for each in ids:
             if each in round_.waiting:
@@ -283,7 +289,11 @@ class Lazy:
 
     def drain(self) -> None:
         """Make all steps, after waiting for their gradients."""
-        if self._round is not None and self._round.steps:
+        if self._round is None or not self._round.steps:
+            return
+        if self._exchange.failure is not None:
+            self._warn_of_parts()
+        else:
             self.finish()
 
     def _keep(self, round_: _Round, index: int) -> torch.Tensor:
@@ -415,10 +425,7 @@ class Lazy:
         if round_ is None:
             return
         if round_.waiting:
-            log.warning(
-                "rank %d: an iteration's step was made in part only: the model's weights are of no use",
-                self._exchange.rank,
-            )
+            self._warn_of_parts()
         for index, made in round_.promises.items():
             p = round_.plan.gradients.params[index]
             if p.grad is made:
@@ -435,6 +442,15 @@ class Lazy:
         if why not in self._said and self._exchange.rank == 0:
             log.warning("overlap=full falls back to overlap=backward: %s", why)
         self._said.add(why)
+
+    def _warn_of_parts(self) -> None:
+        if not self._warned:
+            log.warning(
+                "rank %d: the last step was made for some layers only, as averages have not come: the model's weights "
+                "are between two iterations",
+                self._exchange.rank,
+            )
+        self._warned = True
 
     def _check_alike(self, name: str | None) -> None:
         if name is not None:

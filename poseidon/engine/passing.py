@@ -59,9 +59,10 @@ def pass_by(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor], th
 @contextlib.contextmanager
 def apart(params: Sequence[torch.Tensor]) -> Iterator[None]:
     """Around a step of our own, whatever the user steps or reads weights in: state made there would be of no use
-    outside, or less precise."""
+    outside, or less precise, and transforms (torch.func) forbid it."""
     device = autocast_device(params[0]) if params else "cpu"
-    with torch.inference_mode(mode=False), torch.autocast(device, enabled=False):
+    plain = torch._C._DisableFuncTorch()
+    with plain, torch.inference_mode(mode=False), torch.autocast(device, enabled=False):
         yield
 
 
