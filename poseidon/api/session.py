@@ -106,7 +106,7 @@ class Session:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         comm: Comm = "hybrid",
         *,
-        overlap: Literal["none", "backward"] = "backward",
+        overlap: Literal["none", "backward", "full"] = "backward",
         rule: Literal["paper", "time"] = "paper",
         rows: Literal["leading", "equal"] = "leading",
         kv_bytes: int = 2 * 1024 * 1024,
@@ -157,7 +157,7 @@ class Session:
         """
         self._check_open()
         one_of("comm", comm, COMMS)
-        one_of("overlap", overlap, ("none", "backward"))
+        one_of("overlap", overlap, ("none", "backward", "full"))
         one_of("rule", rule, ("paper", "time"))
         one_of("rows", rows, ("leading", "equal"))
         if not 1024 <= kv_bytes <= MAX_PAYLOAD:

@@ -233,18 +233,19 @@ def _check_contradictions(config: TrainConfig) -> None:
     if trainer.accumulate > rows:
         key = "trainer.global_batch" if trainer.global_batch else "trainer.batch_size"
         raise UserError(f"trainer.accumulate={trainer.accumulate}: must be at most {key}={rows}, which it cuts up")
-    if comm.name.of_torch and comm.overlap is Overlap.none:
+    if comm.name.of_torch and comm.overlap is not Overlap.backward:
         raise UserError(
-            f"comm.overlap=none: comm={comm.name.value} always overlaps; leave it at backward, or take comm=ps"
+            f"comm.overlap={comm.overlap.value}: comm={comm.name.value} always overlaps, in its own way; leave it at "
+            f"backward, or take comm=ps"
         )
     if (comm.name.of_torch or comm.name is Comm.downpour) and comm.staleness:
         raise UserError(
             f"comm.staleness={comm.staleness}: comm={comm.name.value} has none; leave it at 0, or take comm=hybrid"
         )
-    if comm.name is Comm.downpour and comm.overlap is Overlap.none:
+    if comm.name is Comm.downpour and comm.overlap is not Overlap.backward:
         raise UserError(
-            "comm.overlap=none: comm=downpour sends when the optimizer steps, under the next iterations, and waits for "
-            "nobody; leave it at backward, or take comm=ps"
+            f"comm.overlap={comm.overlap.value}: comm=downpour sends when the optimizer steps, under the next "
+            "iterations, and waits for nobody; leave it at backward, or take comm=ps"
         )
     if comm.name is Comm.downpour and config.cluster.devices_per_node > 1:
         raise UserError(

@@ -34,10 +34,11 @@ class Comm(Choice):
 
 
 class Overlap(Choice):
-    """What communication hides under: nothing, or the rest of the backward pass."""
+    """What communication hides under: nothing, the rest of the backward pass, or the next forward pass, too."""
 
     none = "none"
     backward = "backward"
+    full = "full"
 
 
 class Rule(Choice):
@@ -128,7 +129,7 @@ class DDPConfig:
 @dataclass
 class CommConfig:
     name: Comm = Comm.hybrid
-    overlap: Overlap = Overlap.backward
+    overlap: Overlap = Overlap.full
     rule: Rule = Rule.paper
     timeout: float = 600.0  # seconds of silence before a wait fails
     encryption: Encryption | None = None

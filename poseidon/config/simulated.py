@@ -23,12 +23,10 @@ class Variant:
 
     Attributes:
         name: as the user writes it.
-        full: communication also hides under the next forward pass, which `comm` cannot say.
     """
 
     name: str
     comm: CommConfig
-    full: bool = False
 
 
 def check_simulate(config: SimulateConfig) -> None:
@@ -105,7 +103,7 @@ def variants(config: SimulateConfig) -> list[Variant]:
             raise UserError(f"{key}={variant.name}: {why} is not simulated; leave it out")
         if variant.comm.name is Comm.hybrid and variant.comm.rule is Rule.time:
             raise UserError("comm.rule=time: only the papers' rule is simulated; set comm.rule=paper")
-        if variant.full and variant.comm.name not in _OWN:
+        if variant.comm.overlap is Overlap.full and variant.comm.name not in _OWN:
             raise UserError(
                 f"simulate.comms={variant.name}: only ps, sfb and hybrid can hide under the next forward pass"
             )
@@ -113,7 +111,8 @@ def variants(config: SimulateConfig) -> list[Variant]:
 
 
 def _named(comm: CommConfig) -> str:
-    return f"{comm.name}, overlap=none" if comm.overlap is Overlap.none else str(comm.name)
+    suffix = {Overlap.none: ", overlap=none", Overlap.backward: "", Overlap.full: FULL}
+    return f"{comm.name}{suffix[comm.overlap]}"
 
 
 def _variant(comm: CommConfig, name: str) -> Variant:
@@ -128,10 +127,10 @@ def _variant(comm: CommConfig, name: str) -> Variant:
     chosen = replace(
         comm,
         name=Comm[said["name"]],
-        overlap=Overlap[said.get("overlap", "backward")],
+        overlap=Overlap.full if choice != name else Overlap[said.get("overlap", "backward")],
         rule=Rule[said.get("rule", comm.rule.name)],
     )
-    return Variant(name, chosen, choice != name)
+    return Variant(name, chosen)
 
 
 def _check_symmetric(config: SimulateConfig) -> None:

@@ -82,10 +82,10 @@ class Accelerator:
         """Work on the device, until its end."""
         sleep_until(self._device.reserve(seconds * self._dilation, what, layer))
 
-    def step(self) -> None:
-        """An optimizer step, after everything that it waits for."""
+    def step(self, share: float = 1.0) -> None:
+        """An optimizer step, or a share of one, after everything that it waits for."""
         self.ready()
-        self.compute(self._costs.step, "optimizer step")
+        self.compute(share * self._costs.step, "optimizer step")
 
     def reconstruct(
         self,

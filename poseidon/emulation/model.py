@@ -150,14 +150,19 @@ def _touched(weight: Tensor, layer: _Layer) -> Touched:
 
 
 class EmulatedOptimizer(torch.optim.Optimizer):
-    """Takes an optimizer step's time, and changes nothing. No time without a gradient: a server has stepped."""
+    """Takes an optimizer step's time, and changes nothing; for some parameters, their share of it. No time without a
+    gradient: a server has stepped."""
+
+    by_parameter = True
 
     def __init__(self, params: Any, accelerator: Accelerator, lr: float = 0.0) -> None:
         super().__init__(params, {"lr": lr})
         self._accelerator = accelerator
+        self._numel = sum(p.numel() for group in self.param_groups for p in group["params"])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else closure()
-        if any(p.grad is not None for group in self.param_groups for p in group["params"]):
-            self._accelerator.step()
+        params = [p for group in self.param_groups for p in group["params"]]
+        if any(p.grad is not None for p in params):
+            self._accelerator.step(sum(p.numel() for p in params) / self._numel)
         return loss

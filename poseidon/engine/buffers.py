@@ -65,6 +65,7 @@ class Buffers:
         # Where this rank stands: rounds closed, and training forward passes done since.
         self._round, self._passes = 0, 0
         self._shots: list[tuple[int, Tensors]] = []  # rank 0: as of so many passes, once training has gone on
+        self._past: list[tuple[int, Tensors]] = []  # and those of the round before, where it does not wait for others
         self._waiting: dict[int, tuple[int, int, int]] = {}  # rank 0: by rank, number of its question and its place
         self._running = False  # rank 0: inside a training forward pass
         self._paused = False  # rank 0: no further pass may come before the others go on
@@ -169,7 +170,7 @@ class Buffers:
     def round_closed(self) -> None:
         late, self._before = self._changed(), None
         with self._lock:
-            self._round, self._passes, self._shots = self._round + 1, 0, []
+            self._round, self._passes, self._past, self._shots = self._round + 1, 0, self._shots, []
             self._running = self._paused = self._read = False
         self._answer()
         if self._answers:
@@ -254,6 +255,9 @@ class Buffers:
         """The buffers as of this place, or soon after; None: this rank has not come there yet."""
         if round_ > self._round:
             return None
+        for taken, shot in self._past if round_ == self._round - 1 else ():
+            if taken >= passes:
+                return shot
         passes = passes if round_ == self._round else 0
         for taken, shot in self._shots:
             if taken >= passes:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from poseidon.engine.backward import borrowed
-from poseidon.engine.parameters import check_distributable
+from poseidon.engine.parameters import check_distributable, held
 
 
 class Change(Enum):
@@ -64,7 +64,7 @@ class Agreed:
 
     def ids(self) -> set[int]:
         """Of the parameters that are there now."""
-        return {id(p) for p in self._model.parameters()}
+        return {id(p) for module in self._model.modules() for p in held(module)}
 
     def new_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Those of layers that came since, with their names. What a layer does to its own is its affair: ranks' caches
@@ -81,8 +81,7 @@ class Agreed:
         for module in modules:
             found += [
                 (p.requires_grad, id(p), p.dtype, p.shape, p.stride(), p.device)
-                for p in module._parameters.values()
-                if p is not None
+                for p in held(module)
             ]
             if module._buffers and id(module) not in self._modules:
                 found.append((False, id(module)))

@@ -28,11 +28,13 @@ from poseidon.engine.embedding import refuse
 from poseidon.engine.exchange import Exchange
 from poseidon.engine.forwards import Forward, StepRows
 from poseidon.engine.inputs import Reading, leading_rows
+from poseidon.engine.lazy import Lazy
 from poseidon.engine.memory import check_memory
 from poseidon.engine.negotiation import negotiate
 from poseidon.engine.outgoing import Outgoing
 from poseidon.engine.parameters import (
     check_distributable,
+    held,
     record_factors,
     tensors_in,
     trainable,
@@ -98,6 +100,9 @@ class Engine:
             self._stale = Staleness(
                 exchange, options.staleness, fixed, self._take, self.stepping, self._before_state_dict
             )
+        self._lazy: Lazy | None = None
+        if options.overlap == "full" and not options.staleness:
+            self._lazy = Lazy(exchange, self._take, self._write, self.stepping)
         self._optimizers = optimizers
         agree(exchange, index, manifest(model, vars(options), optimizers), self._device.where)
         self._timing = timing
@@ -154,6 +159,8 @@ class Engine:
 
     def _agree_anew(self, replaced: bool) -> None:
         self.drain()
+        if self._lazy is not None:
+            self._lazy.finish()
         self.plan.syncers.leave(self.round)
         self.buffers.catch_up()
         self._unhook()
@@ -224,6 +231,9 @@ class Engine:
             if self._stale is not None:
                 handles.append(module.register_load_state_dict_pre_hook(Hook(lambda *_: self.drain())))
         handles += self.buffers.hook()
+        if self._lazy is not None:
+            self._lazy.hook(self._model, self._by_id)
+            self._undo.append(self._lazy.unhook)
         self._undo += [handle.remove for handle in handles]
 
     def _new_round(self) -> None:
@@ -245,6 +255,8 @@ class Engine:
         self.buffers.catch_up()
         self._in_forward = torch.is_grad_enabled() and self._notice_changes()
         self._reading = leading_rows(args, kwargs) if self._in_forward else None
+        if self._lazy is not None and torch.is_grad_enabled():
+            self._lazy.before_forward()
         if module.training:
             self.buffers.begin()
         else:
@@ -271,6 +283,8 @@ class Engine:
         """A forward without grad inside one with grad: a reentrant checkpoint, whose gradients come from nested
         backward passes, perhaps several (or a no_grad helper, which loses only its overlap). Outside of a forward:
         the model is called by another method."""
+        if self._lazy is not None:
+            self._lazy.before_module(module)
         if torch.is_grad_enabled():
             if not self._in_forward and not torch.compiler.is_compiling() and not self._looked:
                 self._notice_changes()
@@ -278,8 +292,8 @@ class Engine:
         if not self._in_forward:
             return
         for owner in (module, *module.children()):
-            for p in owner._parameters.values():
-                if p is not None and id(p) in self._by_id:
+            for p in held(owner):
+                if id(p) in self._by_id:
                     self._late.add(self._by_id[id(p)])
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -291,6 +305,8 @@ class Engine:
         """Also where it raised."""
         self.buffers.finish()
         self._in_forward = False
+        if self._lazy is not None:
+            self._lazy.inside = False
 
     def _before_state_dict(self, *_: Any) -> None:
         if not self._drain_between() and self._stale is not None:
@@ -306,6 +322,8 @@ class Engine:
     def _open(self) -> None:
         if self._stale is not None and not self._accumulates:
             self._stale.look(self._by_id)
+        if self._lazy is not None:
+            self._lazy.opens(self._params)
         if self._task is None and self._sync:
             self._notice_changes()
             self._task = torch._C._current_graph_task_id()
@@ -316,6 +334,9 @@ class Engine:
         if self._stale is not None and not self._accumulates:
             self._accumulates = True
             self._stale.begin()
+        index = self._by_id.get(id(p))
+        if self._lazy is not None and index is not None:
+            self._lazy.grows(p, self._infos[index].name)
         if not self._sync:
             return
         if self._task is None:
@@ -323,7 +344,7 @@ class Engine:
                 self._leftover = True  # the outermost end is out of sight: left to the optimizer's step
                 return
             self._open()
-        index = self._by_id.get(id(p))
+            index = self._by_id.get(id(p))
         if index is None:  # replaced since the forward pass
             return
         if index in self._out.final:
@@ -364,6 +385,8 @@ class Engine:
         if self._stale is not None:
             self._accumulates = False
             goes_on = self._stale.before_step(optimizer, closure)
+        elif self._lazy is not None:
+            goes_on = self._lazy.before_step(optimizer, closure)
         self._step_rows.step_begins()
         return goes_on
 
@@ -373,21 +396,28 @@ class Engine:
         return self.plan is not plan
 
     def _close(self) -> None:
-        """Send what has not left, wait for all results, write them to ``p.grad``."""
-        plan = self.plan
+        """Send what has not left, wait for all results, write them to ``p.grad``; or, as far as updates wait for their
+        parameters' next use, leave both to that."""
+        plan, lazy, seen = self.plan, self._lazy, set(self._out.final)
+        waits = lazy is None or lazy.waits(self._optimizers, self._params, plan.trial or self._absent)
         for index in range(len(self._params)):
             if index not in self._out.final:
                 self._finalize(index)
         self._out.send(self.stepping.count, absent=self._absent)
         self.buffers.pause()
-        if self._stale is None:
+        warn, heard = self._step_rows.warner(), []
+        if self._stale is not None:
+            heard = [late.plan.syncers.rows_of(late.round) for late in self._stale.closed(plan, self.round)]
+        elif waits:
             while plan.syncers.pending:
                 self._write(plan, *self._take(plan))
             heard = [plan.syncers.rows_of(self.round)]
-        else:
-            heard = [late.plan.syncers.rows_of(late.round) for late in self._stale.closed(plan, self.round)]
+            if lazy is not None:
+                lazy.waited(seen, self._params)
+        elif lazy is not None:
+            lazy.closed(plan, self.round, warn)
         for rows in heard:
-            self._step_rows.warn(self._exchange.rank, rows)
+            warn(self._exchange.rank, rows)
         self.round += 1
         plan.rounds += 1
         if plan.trial:
@@ -444,6 +474,8 @@ class Engine:
         """Apply all averages that this rank has stepped for, after waiting for them."""
         if self._stale is not None:
             self._stale.drain()
+        if self._lazy is not None:
+            self._lazy.drain()
 
     def _drain_between(self) -> bool:
         """The same, if weights may change now: not in the middle of an iteration.
@@ -452,6 +484,7 @@ class Engine:
             May they?
         """
         if self._stale is None:
+            self.drain()
             return True
         middle = self._accumulates or not self._stale.between or self._step_rows.open()
         if not middle:
@@ -530,8 +563,9 @@ class Engine:
     def undo(self) -> None:
         """Take all hooks off; the model is plain again."""
         self.stepping.unwatch()
-        if self._stale is not None:
-            self._stale.close()
+        for waiting in (self._stale, self._lazy):
+            if waiting is not None:
+                waiting.close()
         self._unhook()
 
     def _unhook(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -190,17 +191,16 @@ class StepRows:
             if forward.reached == task:
                 forward.reached, forward.looked = None, True
 
-    def warn(self, rank: int, rows: Mapping[int, int]) -> None:
-        """What must be known of the round that closes, each once.
+    def warner(self) -> Callable[[int, Mapping[int, int]], None]:
+        """Says what must be known of the round that closes, each thing once; takes this rank and n_r by rank, as far as
+        heard."""
+        quiet = self._equal or (self._said is not None and self._said[1])
+        return (lambda rank, rows: None) if quiet else partial(self._warn, self.doubt)
 
-        Args:
-            rows: n_r by rank, as far as heard.
-        """
-        if self._equal or (self._said is not None and self._said[1]):
-            return
+    def _warn(self, doubt: str | None, rank: int, rows: Mapping[int, int]) -> None:
         # Where all ranks are in doubt, rank 0 says so for all.
-        if self.doubt is not None and (rank == 0 or rows.get(0) != rows.get(rank)):
-            self._once("%s; %s", f"rank {rank}: {self.doubt}", _REMEDY)
+        if doubt is not None and (rank == 0 or rows.get(0) != rows.get(rank)):
+            self._once("%s; %s", f"rank {rank}: {doubt}", _REMEDY)
         if rank == 0 and len(set(rows.values())) > 1:
             self._once(
                 "ranks have different numbers of rows (%s), and their gradients are weighted with them. That is right "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -112,11 +112,12 @@ class Gradients:
     def _scheme(self, index: int) -> str:
         return self._book.units[self._book.unit_of[index]].scheme
 
-    def altered(self) -> str | None:
-        """Name of a parameter that is another in type, shape or order in memory than this plan's; None: none is."""
-        for p, like, info in zip(self.params, self._like, self._book.params, strict=True):
-            if _like(p) != like:
-                return info.name
+    def altered(self, indices: Iterable[int] | None = None) -> str | None:
+        """Name of a parameter (of these) that is another in type, shape or order in memory than this plan's; None:
+        none is."""
+        for index in range(len(self.params)) if indices is None else indices:
+            if _like(self.params[index]) != self._like[index]:
+                return self._book.params[index].name
         return None
 
     def found(self) -> bool:

@@ -27,6 +27,7 @@ def join(exchange: Exchange, engines: Sequence[Engine]) -> None:
     exchange.watch(news)
     exchange.collect(news, 0, TAG_THROUGH)
     for engine in engines:
+        engine.drain()
         engine.listen(lambda: news.put("a round"))
     for peer in range(exchange.world_size):
         if peer != exchange.rank:

@@ -68,6 +68,12 @@ def _layers(model: nn.Module) -> tuple[dict[int, list[Any]], dict[int, list[Any]
     return {key: modules for key, modules in linear.items() if key not in embeddings}, embeddings
 
 
+def held(module: nn.Module) -> list[nn.Parameter]:
+    """A module's own parameters, without a look at them (see :class:`poseidon.engine.watched.Watched`)."""
+    params: Any = module._parameters
+    return [p for p in (dict.values(params) if isinstance(params, dict) else params.values()) if p is not None]
+
+
 def whole_is_compiled(model: nn.Module) -> bool:
     """By ``torch.compile(model)`` or ``model.compile()``."""
     return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None

@@ -6,12 +6,15 @@ often the user steps differs from how much is applied, and by rank, so all of th
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
 from poseidon.engine.backward import Hook
+from poseidon.schemes import autocast_device
 
 
 def stand_in(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -51,3 +54,18 @@ def pass_by(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor], th
         then()
 
     handle = optimizer.register_step_post_hook(Hook(over))
+
+
+@contextlib.contextmanager
+def apart(params: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Around a step of our own, whatever the user steps or reads weights in: state made there would be of no use
+    outside, or less precise, and transforms (torch.func) forbid it."""
+    device = autocast_device(params[0]) if params else "cpu"
+    plain = torch._C._DisableFuncTorch()
+    with plain, torch.inference_mode(mode=False), torch.autocast(device, enabled=False):
+        yield
+
+
+def plainly(call: Callable[[], None]) -> None:
+    """Never compiled, also where it is called inside of what is."""
+    (torch.compiler.disable(call) if "torch._dynamo" in sys.modules else call)()

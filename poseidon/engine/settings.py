@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -22,11 +23,16 @@ class Settings:
         self._outside: list[dict[str, Any]] = []
         self._all: list[list[torch.Tensor]] = []  # parameters, as the groups have them outside of the step
 
-    def enter(self) -> None:
-        """A step is about to be made with them."""
+    def enter(self, only: Container[int] | None = None) -> None:
+        """A step is about to be made with them.
+
+        Args:
+            only: ids of the parameters that are to be stepped; None: all.
+        """
         self._outside, self._all = [], [group["params"] for group in self._groups]
         for number, group in enumerate(self._groups):
-            group["params"] = self._params[number] if number < len(self._params) else []
+            params = self._params[number] if number < len(self._params) else []
+            group["params"] = params if only is None else [p for p in params if id(p) in only]
         for number, (group, values) in enumerate(zip(self._groups, self._values, strict=False)):
             mine = {key: value for key, value in values.items() if (number, key) not in self._own}
             self._outside.append({key: value for key, value in group.items() if key != "params"})

@@ -18,7 +18,6 @@ would change weights in the middle of an iteration.
 from __future__ import annotations
 
 import logging
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable
@@ -32,12 +31,11 @@ from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.backward import Hook
 from poseidon.engine.exchange import Exchange
-from poseidon.engine.passing import pass_by, stand_in
+from poseidon.engine.passing import apart, pass_by, plainly, stand_in
 from poseidon.engine.plan import Plan
 from poseidon.engine.settings import Settings
 from poseidon.engine.stepping import Stepping
 from poseidon.errors import UserError
-from poseidon.schemes import autocast_device
 
 log = logging.getLogger("poseidon")
 
@@ -278,17 +276,14 @@ class Staleness:
         return not self._late or self._late[-1].settings is not None
 
     def _apply(self, late: Late, *, write: bool = True) -> None:
-        _plainly(partial(self._step, late, write=write))
+        plainly(partial(self._step, late, write=write))
 
     def _step(self, late: Late, *, write: bool) -> None:
         """One of our own."""
         assert self._optimizer is not None
         assert late.settings is not None
         assert late.round == self.applied + 1 == self._late[0].round
-        # Whatever the user steps or reads weights in: state made there would be of no use outside, or less precise.
-        params = late.plan.gradients.params
-        device = autocast_device(params[0]) if params else "cpu"
-        with torch.inference_mode(mode=False), torch.autocast(device, enabled=False):
+        with apart(late.plan.gradients.params):
             if write:
                 late.write()
             late.settings.enter()
@@ -346,11 +341,6 @@ class _Seen:
 
 def _see(params: Iterable[torch.Tensor]) -> list[_Seen]:
     return [_Seen(p) for p in params if p.numel()]
-
-
-def _plainly(call: Callable[[], None]) -> None:
-    """Never compiled, also where it is called inside of what is."""
-    (torch.compiler.disable(call) if "torch._dynamo" in sys.modules else call)()
 
 
 def clear(params: Iterable[torch.Tensor]) -> None:

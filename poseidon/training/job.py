@@ -187,7 +187,8 @@ def _conclude(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
 def describe(summary: dict[str, Any]) -> list[str]:
     """A completed run in a few lines."""
     loss, speed = summary["train_loss"], summary["images_per_second"]
-    overlap = ", overlap=none" if summary["overlap"] == "none" and summary["comm"] != "single" else ""
+    said = summary["overlap"] != "full" and summary["comm"] not in ("single", "ddp", "fsdp", "downpour")
+    overlap = f", overlap={summary['overlap']}" if said else ""
     devices, servers = summary["devices_per_node"], summary["servers"]
     what = f"comm={summary['comm']}{overlap}, nodes={summary['nodes']}"
     what += f", devices_per_node={devices}" if devices > 1 else ""

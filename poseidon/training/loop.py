@@ -177,6 +177,7 @@ class Trainer:
         while not self._done():
             self._epoch()
         self._session.drain()
+        position.seconds = self._seconds()
         outcome.clock.end()
         if self._parts.has_values:
             if outcome.score is None:
@@ -219,6 +220,7 @@ class Trainer:
             self._evaluate()
         self._step_schedule(ended)
         if self._due(self._config.trainer.check_every, self.position.iteration):
+            self._session.drain()
             with self._outcome.clock.paused():
                 self._session.check(self.model)
         if self._due(self._config.trainer.checkpoint_every, self.position.iteration):
@@ -251,6 +253,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         outcome, position = self._outcome, self.position
+        self._session.drain()  # training's time, not the evaluation's
         with outcome.clock.paused():
             outcome.score = self._evaluator.run(self.model)
             position.seconds = self._seconds()
@@ -262,6 +265,7 @@ class Trainer:
             self._stop = True
 
     def _checkpoint(self, name: str) -> None:
+        self._session.drain()
         with self._outcome.clock.paused():
             self._session.synchronize()
             if self._outputs.checkpoints is not None:

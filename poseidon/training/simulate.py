@@ -137,7 +137,7 @@ def _system(variant: Variant) -> System:
     bucket = int(comm.ddp.bucket_cap_mb * MIB)
     return System(
         cast("Name", comm.name.value),
-        "full" if variant.full else comm.overlap.value,
+        comm.overlap.value,
         kv_bytes=comm.kv_bytes,
         merge_bytes=comm.merge_bytes,
         bucket_bytes=bucket,

@@ -20,7 +20,7 @@ MISTAKES = [
     (["optimizer.momentun=0.5"], ["did you mean optimizer.momentum?", "+optimizer.momentun=0.5"]),
     (["hydra.run.dirr=x"], ["hydra.run.dirr", "did you mean hydra.run.dir?"]),
     # values
-    (["comm.overlap=nothing"], ["comm.overlap=nothing: must be none or backward"]),
+    (["comm.overlap=nothing"], ["comm.overlap=nothing: must be none, backward or full"]),
     (["comm.encryption=tls"], ["comm.encryption=tls: must be curve, none or null"]),
     (["device=gpu"], ["device=gpu: must be auto, cpu or cuda"]),
     (["trainer.epochs=many"], ["trainer.epochs=many: must be a number or null"]),

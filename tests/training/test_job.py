@@ -119,7 +119,7 @@ def test_two_nodes_leave_all_records(config, tmp_path, capfd):
         "error": None,
         "degree": "real",
         "comm": "hybrid",
-        "overlap": "backward",
+        "overlap": "full",
         "model": "small",
         "dataset": "digits",
     }
