@@ -38,6 +38,7 @@ class Rates:
         add: bytes/s of gradients that a host adds up; None: no time.
         host: FLOP/s of an owner's host; None: of no account, `add` tells its time.
         shared: host and device are the same processor.
+        copy: bytes/s between device and host, each way; None: no time.
         source: "measured" or "profile".
     """
 
@@ -47,20 +48,23 @@ class Rates:
     add: float | None = None
     host: float | None = None
     shared: bool = False
+    copy: float | None = None
     source: str = "measured"
 
     @staticmethod
     def least(each: Sequence[Rates]) -> Rates:
         """Of all nodes together: who is slowest is waited for."""
         first = each[0]
-        adds, hosts = ([rate for rate in rates if rate] for rates in zip(*((r.add, r.host) for r in each), strict=True))
+        known = zip(*((r.add, r.host, r.copy) for r in each), strict=True)
+        add, host, copy = (min((rate for rate in rates if rate), default=None) for rates in known)
         return Rates(
             min(r.link for r in each),
             max(r.hop for r in each),
             min(r.multiply for r in each),
-            min(adds, default=None),
-            min(hosts, default=None),
+            add,
+            host,
             first.shared,
+            copy,
             first.source,
         )
 
@@ -147,17 +151,22 @@ def _stage(param: Param, scheme: Scheme, size: FactorSize | None, rates: Rates, 
     # Of each matrix a host adds up, or multiplies, its share for every worker.
     share = max(1.0, workers / servers)
     added = share * param.nbytes / rates.add if rates.add else 0.0
+    copied = 1 / rates.copy if rates.copy else 0.0
     if scheme == "ps" or size is None:
         wire = ps_busiest_floats(param.numel, 1, workers, servers, dedicated) / 2 * param.itemsize / rates.link
+        copies = {"hop": 2 * rates.hop, "copy_out": copied * param.nbytes, "copy_in": copied * param.nbytes}
         # Piece by piece, so that what a host adds hides under what the link carries, unless the device waits for it.
-        return Stage(wire + added if rates.shared else max(wire, added), hop=2 * rates.hop)
+        return Stage(wire + added, **copies) if rates.shared else Stage(wire, added, "beside", **copies)
     (m, n), flops = param.shape, _flops(param, size)
+    own = size.rows * (m + n) * size.itemsize * copied
     if scheme == "sfb":
         up = sfb_floats(m, n, size.rows, workers) / 2 * size.itemsize / rates.link
-        return Stage(up, workers * flops / rates.multiply / devices, hop=rates.hop, late=True)
+        product, others = workers * flops / rates.multiply / devices, workers - 1
+        return Stage(up, product, hop=rates.hop, late=True, copy_out=own, copy_in=others * own)
     whole = block_floats(m, n, size.rows, workers, servers, dedicated) / 2
     matrix = block_floats(m, n, 0, workers, servers, dedicated) / 2
     up, down = (whole - matrix) * size.itemsize / rates.link, matrix * param.itemsize / rates.link
     if rates.shared:
         return Stage(up, share * flops / rates.multiply, "device", down, rates.hop)
-    return Stage(up, share * flops / rates.host if rates.host else added, "host", down, rates.hop)
+    product = share * flops / rates.host if rates.host else added
+    return Stage(up, product, "host", down, rates.hop, copy_out=own, copy_in=copied * param.nbytes)
