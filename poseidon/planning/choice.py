@@ -76,7 +76,7 @@ def decide(
         return Decision(schemes, factors)
     linear = {param.name for param in params if param.factors == "linear"}
     choices = {name: size for name, size in factors.items() if name in linear and size.rows}
-    schemes |= choose(params, choices, timing, topology, overlap)
+    schemes |= choose(params, choices, timing, topology, overlap, schemes)
     return Decision(schemes, factors, timing.rates.as_dict())
 
 

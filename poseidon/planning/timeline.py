@@ -17,9 +17,9 @@ from poseidon.planning.events import Clock, Station, Together
 
 Overlap = Literal["none", "backward", "full"]
 #: The link looks for a more urgent transfer so many times an iteration.
-_PIECES = 200
+PIECES = 200
 #: Iterations until one is like the other, where the next forward pass begins before all is in.
-_ROUNDS = 5
+ROUNDS = 5
 
 
 class Stage(NamedTuple):
@@ -41,6 +41,17 @@ class Stage(NamedTuple):
     late: bool = False
     copy_out: float = 0.0
     copy_in: float = 0.0
+
+    def slower(self, factor: float) -> Stage:
+        """With communication that takes so many times as long."""
+        product = self.product if self.where == "device" else self.product * factor
+        return self._replace(
+            up=self.up * factor,
+            product=product,
+            down=self.down * factor,
+            copy_out=self.copy_out * factor,
+            copy_in=self.copy_in * factor,
+        )
 
 
 class Pass(NamedTuple):
@@ -75,13 +86,13 @@ class _Run:
         self.clock = Clock()
         self.ends: list[float] = []
         self._passes, self._overlap = passes, overlap
-        piece = sum(each.stage.up + each.stage.down for each in passes) / _PIECES
+        piece = sum(each.stage.up + each.stage.down for each in passes) / PIECES
         self._device, self._host = Station(self.clock), Station(self.clock)
         self._copy_out, self._copy_in = Station(self.clock), Station(self.clock)
         self._link = Station(self.clock, piece if overlap == "full" else math.inf)
         self._current = [-1] * len(passes)  # by layer, the iteration whose gradient is in
         self._blocked: tuple[int, int] | None = None  # iteration and layer of a forward pass that waits
-        self._rounds = _ROUNDS if overlap == "full" else 1
+        self._rounds = ROUNDS if overlap == "full" else 1
 
     def start(self) -> None:
         self._forward(0, 0)

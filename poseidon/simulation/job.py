@@ -106,7 +106,9 @@ def timing_of(job: Job, network: Network) -> Timing:
             forward[name] = forward.get(name, 0.0) + layer.forward
             backward[name] = backward.get(name, 0.0) + layer.backward
         products += layer.product
-        flops += sum(2.0 * job.factors[name].rows * numel[name] for name in layer.params if name in job.factors and layer.product)
+        flops += sum(
+            2.0 * job.factors[name].rows * numel[name] for name in layer.params if name in job.factors and layer.product
+        )
     rates = Rates(
         link=network.rate * network.goodput / 8 if network.rate else float("inf"),
         hop=network.hop,
