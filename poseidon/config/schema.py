@@ -129,7 +129,8 @@ class DDPConfig:
 class CommConfig:
     name: Comm = Comm.hybrid
     overlap: Overlap = Overlap.backward
-    rule: Rule = Rule.paper
+    rule: Rule = Rule.time
+    plan: str | None = None  # of comm=hybrid: a file whose plan it goes by again, instead of rule
     timeout: float = 600.0  # seconds of silence before a wait fails
     encryption: Encryption | None = None
     kv_bytes: int = 2 * 1024 * 1024  # largest KV pair (P17: 2 MB)

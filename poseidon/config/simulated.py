@@ -92,8 +92,8 @@ def variants(config: SimulateConfig) -> list[Variant]:
         if why is not None:
             key = "comm" if given is None else "simulate.comms"
             raise UserError(f"{key}={variant.name}: {why} is not simulated; leave it out")
-        if variant.comm.name is Comm.hybrid and variant.comm.rule is Rule.time:
-            raise UserError("comm.rule=time: only the papers' rule is simulated; set comm.rule=paper")
+        if variant.comm.name is Comm.hybrid and variant.comm.plan is not None:
+            raise UserError(f"comm.plan={variant.comm.plan}: recorded plans are not simulated; leave it out")
         if variant.full and variant.comm.name not in _OWN:
             raise UserError(
                 f"simulate.comms={variant.name}: only ps, sfb and hybrid can hide under the next forward pass"

@@ -19,7 +19,7 @@ from poseidon.planning.time import Rates
 from poseidon.transport import Header, Kind
 
 #: Mailbox tags of texts.
-_TAG_MINE, _TAG_ALL, _TAG_MORE = 8, 9, 10
+_TAG_MINE, _TAG_ALL, _TAG_MORE = 12, 9, 10
 _HOPS = 12
 #: Bytes of one exchange: the first, and how they grow, as long as one takes less than so many seconds.
 _FIRST, _GROWTH, _LAST = 32 * 1024, 4, 8 * 1024 * 1024
