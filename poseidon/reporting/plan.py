@@ -145,10 +145,10 @@ def conclusion(plan: Plan) -> list[str]:
         "  block: every node. K: rows that a layer sees per node and iteration; without K, PS is the only way",
     ]
     if plan.measures:
-        lines.append(
-            "  the papers' choice: a training first measures rates, and takes what is clearly faster (comm.rule=time)."
-        )
-        lines.append("  By known rates: hardware=titan_x cluster=emulated cluster.bandwidth=10gbit")
+        lines += [
+            "  comm.rule=time: a training measures rates first, and takes what is clearly faster by them; here it is",
+            "  the papers' choice. By known rates: hardware=titan_x cluster=emulated cluster.bandwidth=10gbit",
+        ]
     if _has_embeddings(plan):
         lines.append("  rows: embeddings send the rows that were looked up, at most K; all else by PS")
     return lines
