@@ -70,7 +70,7 @@ class Recorded:
         """Of a weight that in the first iteration was not what its scheme needs."""
         return UserError(
             f"plan={self.source}: {name} cannot go by {self.schemes[name]}: in the first iteration its gradient was "
-            "not on every rank the product of the factors of one call; it can by ps"
+            "not on every rank a product of factors alone; it can by ps"
         )
 
 

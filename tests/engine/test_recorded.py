@@ -17,22 +17,22 @@ from tests.ranks import run_ranks
 
 
 class Net(nn.Module):
-    """A weight that is used in two calls has no factors to send."""
+    """Args:
+    twice: the inner weight is also used elsewhere, so that its gradient is more than a product of factors.
+    """
 
-    def __init__(self, calls: int) -> None:
+    def __init__(self, twice: bool) -> None:
         super().__init__()
-        self.first, self.inner, self.last, self.calls = nn.Linear(32, 48), nn.Linear(48, 48), nn.Linear(48, 5), calls
+        self.first, self.inner, self.last, self.twice = nn.Linear(32, 48), nn.Linear(48, 48), nn.Linear(48, 5), twice
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        for _ in range(self.calls):
-            x = torch.tanh(self.inner(x))
-        return self.last(x)
+        y = self.last(torch.tanh(self.inner(self.first(x))))
+        return y + self.inner.weight.square().sum() if self.twice else y
 
 
-def train(session: Session, calls: int = 1, **options: Any) -> dict:
+def train(session: Session, twice: bool = False, **options: Any) -> dict:
     generator = torch.Generator().manual_seed(session.rank)  # ranks are threads: the global one is everybody's
-    model = Net(calls)
+    model = Net(twice)
     with torch.no_grad():
         for p in model.parameters():
             p.normal_(std=0.1, generator=generator)
@@ -77,7 +77,7 @@ def test_a_plan_that_does_not_fit_is_refused_on_every_rank(edit: dict, words: st
 
     def body(session: Session) -> str:
         with pytest.raises(UserError, match=words) as error:
-            train(session, calls=2, plan=plan)
+            train(session, twice=True, plan=plan)
         return str(error.value)
 
     first, second = run_ranks(2, body)
