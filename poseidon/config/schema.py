@@ -267,10 +267,11 @@ class PlanConfig(TrainConfig):
 class SimulateOptions:
     nodes: list[int] | None = None  # null: cluster.nodes
     rates: list[str] | None = None  # null: cluster.bandwidth
-    comms: list[str] | None = None  # choices of comm, also with +full; null: comm
+    comms: list[str] | None = None  # choices of comm, also with +full, and ddp+5mib; null: comm
+    experiments: list[str] | None = None  # to be compared in one table; null: the config's model alone
     hop: str = "100us"  # from one host's software to another's, beside cluster.latency
     goodput: float = 0.957  # share of a link's rate that payload gets
-    folder: str | None = None  # of table and figure of several cells; null: reports/simulated/ and the experiment
+    folder: str | None = None  # of tables and figure of several cells; null: reports/simulated/ and the experiment
 
 
 @dataclass

@@ -76,10 +76,11 @@ def render(simulation: Simulation) -> str:
 
     out = io.StringIO()
     console = Console(file=out, width=160, highlight=False)
+    compared = any(best_ddp(simulation, cell) for cell in simulation.cells)
     table = Table(title=f"{simulation.title}: {DEGREE}", title_justify="left")
     for heading in ("link", "comm"):
         table.add_column(heading)
-    for heading in ("nodes", "s/iteration", "speedup", "bound, s", "MB sent", "device", "link"):
+    for heading in ("nodes", "s/iteration", *["x ddp"] * compared, "speedup", "bound, s", "MB sent", "device", "link"):
         table.add_column(heading, justify="right")
     table.add_column("what limits")
     before = simulation.cells[0].link
@@ -87,12 +88,13 @@ def render(simulation: Simulation) -> str:
         if cell.link != before:
             table.add_section()
             before = cell.link
-        found = cell.outcome
+        found, times = cell.outcome, ratio(simulation, cell)
         table.add_row(
             cell.link,
             cell.system,
             str(found.nodes),
             f"{found.seconds:.4g}",
+            *["-" if times is None else f"{times:.3f}"] * compared,
             f"{found.speedup:.2f}",
             f"{found.bound:.4g}",
             f"{found.bytes_sent / 1e6:.4g}",
@@ -100,15 +102,16 @@ def render(simulation: Simulation) -> str:
             WORDS[found.limit],
         )
     console.print(table)
-    for line in _notes(simulation):
+    for line in _notes(simulation, compared):
         console.print(line, markup=False, soft_wrap=True)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _notes(simulation: Simulation) -> list[str]:
+def _notes(simulation: Simulation, compared: bool) -> list[str]:
     lines = [
         f"one machine: {simulation.single:.4g} s; {simulation.basis}",
         "bound: what the busiest part takes, whatever the order. device, link: share of the iteration that they work.",
+        *["x ddp: seconds of the fastest DDP on as many nodes and such links over these."] * compared,
         "Software takes no time here; docs/simulation.md says what else is not modelled.",
     ]
     systems = list(dict.fromkeys(cell.system for cell in simulation.cells))
@@ -152,6 +155,7 @@ def rows(simulation: Simulation) -> list[dict[str, Any]]:
             "iteration_seconds": cell.outcome.seconds,
             "single_seconds": cell.outcome.single,
             "speedup": cell.outcome.speedup,
+            "ratio": ratio(simulation, cell),
             "bound_seconds": cell.outcome.bound,
             "limit": cell.outcome.limit,
             "bytes_sent_per_iteration": cell.outcome.bytes_sent,
@@ -159,6 +163,22 @@ def rows(simulation: Simulation) -> list[dict[str, Any]]:
         }
         for cell in simulation.cells
     ]
+
+
+def best_ddp(simulation: Simulation, cell: Cell) -> Cell | None:
+    """On as many nodes and the same links the fastest of DDP's variants; None if there is none, or the cell is one."""
+    rivals = [
+        other
+        for other in simulation.cells
+        if (other.comm, other.rate, other.outcome.nodes) == ("ddp", cell.rate, cell.outcome.nodes)
+    ]
+    return min(rivals, key=lambda rival: rival.outcome.seconds) if rivals and cell.comm != "ddp" else None
+
+
+def ratio(simulation: Simulation, cell: Cell) -> float | None:
+    """So many times as fast as the best DDP, if there is any to compare with."""
+    rival = best_ddp(simulation, cell)
+    return rival.outcome.seconds / cell.outcome.seconds if rival is not None else None
 
 
 def write(simulation: Simulation) -> list[Path]:
