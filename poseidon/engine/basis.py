@@ -22,7 +22,7 @@ from poseidon.planning import Decision, FactorSize, Param, Recorded, Timing, dec
 log = logging.getLogger("poseidon")
 
 #: Bytes of all linear layers together below which no choice among schemes is worth measuring rates for.
-_WORTH = 256 * 1024
+_WORTH = 1024 * 1024
 
 
 @dataclass(frozen=True)

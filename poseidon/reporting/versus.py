@@ -65,7 +65,7 @@ def _page(found: Sequence[Duel], overrides: Sequence[str]) -> Iterator[str]:
     yield f"Ratio: seconds of the fastest DDP over ours. {len(found)} cells, {below} below 1, the smallest lead first."
     yield "Software takes no time here; docs/simulation.md says what else is not modelled."
     yield ""
-    yield "| experiment | link | nodes | comm | s/iteration | fastest DDP | its s/iteration | ratio | what limits ours |"
+    yield "| experiment | link | nodes | comm | s/iteration | fastest DDP | its seconds | ratio | what limits ours |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for times, experiment, cell, rival in found:
         ours, theirs = cell.outcome, rival.outcome

@@ -31,7 +31,7 @@ def steps(session: Session, model: nn.Module, rows: int, rule: str, count: int =
 def test_what_is_measured_is_the_same_on_all_ranks(devices: list[int], servers: int | None) -> None:
     def body(session: Session) -> dict:
         torch.manual_seed(session.rank)
-        return steps(session, mlp(1024), 4, "time")
+        return steps(session, mlp(4096), 4, "time")
 
     first, *others = run_ranks(sum(devices), body, devices=devices, servers=servers)
     assert all(other == first for other in others)
@@ -60,7 +60,7 @@ def test_known_rates_decide_and_the_gradient_is_exact(rates: Rates, scheme: str)
 
 
 def test_the_papers_rule_measures_nothing() -> None:
-    assert [seen["rates"] for seen in run_ranks(2, lambda session: steps(session, mlp(1024), 4, "paper"))] == [None] * 2
+    assert [seen["rates"] for seen in run_ranks(2, lambda session: steps(session, mlp(4096), 4, "paper"))] == [None] * 2
 
 
 def test_layers_too_small_to_matter_cost_no_time_at_start() -> None:
@@ -68,7 +68,7 @@ def test_layers_too_small_to_matter_cost_no_time_at_start() -> None:
 
 
 def test_one_node_has_nothing_to_choose() -> None:
-    seen = run_ranks(2, lambda session: steps(session, mlp(1024), 4, "time"), devices=[2])
+    seen = run_ranks(2, lambda session: steps(session, mlp(4096), 4, "time"), devices=[2])
     assert [each["rates"] for each in seen] == [None] * 2
 
 
