@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -107,7 +108,8 @@ class Session:
         comm: Comm = "hybrid",
         *,
         overlap: Literal["none", "backward", "full"] = "backward",
-        rule: Literal["paper", "time"] = "paper",
+        rule: Literal["paper", "time"] = "time",
+        plan: str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any] | None = None,
         rows: Literal["leading", "equal"] = "leading",
         kv_bytes: int = 2 * 1024 * 1024,
         merge_bytes: int = 64 * 1024,
@@ -124,17 +126,21 @@ class Session:
         own). At world size 1 no hook is installed.
 
         Args:
-            comm: ``hybrid``: per layer, whichever moves fewer floats of ``ps`` (sharded parameter server) and
-                ``sfb`` (sufficient factors; Linear layers only); ``block``: a Linear layer's factors to the owners of
-                blocks of its matrix, the multiplied blocks back to all; ``project_adam``: a baseline of the papers,
-                the same with one owner of the whole matrix; ``downpour``: another one, asynchronous, see
+            comm: ``hybrid``: per layer, as `rule` says, one of the next three; ``ps``: sharded parameter server;
+                ``sfb``: sufficient factors of Linear layers to all, the rest by ps; ``block``: a Linear layer's factors
+                to the owners of blocks of its matrix, the multiplied blocks back to all; ``project_adam``: a baseline
+                of the papers, the same with one owner of the whole matrix; ``downpour``: another one, asynchronous, see
                 :mod:`poseidon.engine.downpour`; ``ddp``: PyTorch's own; ``fsdp``: PyTorch's too, parameters and
                 optimizer sharded; ``single``: world size 1.
             overlap: ``backward``: a layer's gradient leaves while the layers below still compute; ``none``: all
                 communication after the backward pass.
-            rule: how hybrid chooses, from the rows that iteration 0 really had: ``paper``: as above (P17, algorithm 1);
-                ``time``: of ps, sfb and block what is predicted to take least, from rates of processors and links that
-                are measured now, in about a second, and the layers' seconds in iteration 0.
+            rule: how hybrid chooses, from the rows that iteration 0 really had: ``time``: of ps, sfb and block what is
+                predicted to take least, from rates of processors and links that are measured now, in about a second,
+                and the layers' seconds in iteration 0; ``paper``, as ``time`` does where nothing is clearly better,
+                where layers are few and small, and on GPUs: of ps and sfb what moves fewer floats (P17, algorithm 1).
+            plan: of hybrid, one to go by again, instead of `rule`: the path of a run's plan.json or of what `poseidon
+                plan plan.format=json` wrote, or what such a file holds; rank 0's counts. Makes runs with ``time``
+                reproducible bit for bit.
             rows: n_r: ``leading``: as the model's input shows, the first dimension of the first tensor in it (or the
                 length of a list); ``equal``: all ranks weigh the same, as in DDP. See also :meth:`rows`.
             kv_bytes: largest KV pair and message, in bytes.
@@ -153,7 +159,8 @@ class Session:
             `model` itself.
 
         Raises:
-            UserError: a bad argument; ranks whose models differ (every rank names the same first difference).
+            UserError: a bad argument; a plan that is none for this model on these nodes; ranks whose models differ
+                (every rank names the same first difference).
         """
         self._check_open()
         one_of("comm", comm, COMMS)
@@ -171,6 +178,8 @@ class Session:
             raise UserError(f"staleness={staleness}: comm={comm!r} has none; take ps, sfb or hybrid, or leave it at 0")
         if comm == "single" and self.world_size > 1:
             raise UserError(f"comm='single' is one process without an engine, but this job has {self.world_size} ranks")
+        if plan is not None and comm != "hybrid":
+            raise UserError(f"plan= replays what comm='hybrid' chose; with comm={comm!r} leave it out")
         if any(entry.model is model for entry in self._models):
             raise UserError("this model is distributed already: call session.undistribute(model) first")
         _refuse_wrapped(model)
@@ -195,13 +204,16 @@ class Session:
                 raise PoseidonError(f"comm='fsdp' does not know torch {torch.__version__}: {error}") from error
             sync = FSDP(model, optimizers, self.device, merge_bytes, self.accelerator, self.tracer)
         elif self._exchange is not None:
-            options = Options(comm, overlap, rows, kv_bytes, merge_bytes, staleness, staleness_mode, rule)
+            options = Options(
+                comm, overlap, rows, kv_bytes, merge_bytes, staleness, staleness_mode, rule, plan is not None
+            )
             device, here = traced(self._accelerator_of(model), self.tracer), self._job.local_world_size
             if comm == "downpour":
                 sync = Downpour(model, optimizers, self._exchange, index, options, device)
                 sync.meet = self._meet
             else:
-                sync = Engine(model, optimizers, self._exchange, index, options, device, here, sizes, timing)
+                recorded = os.fspath(plan) if isinstance(plan, os.PathLike) else plan
+                sync = Engine(model, optimizers, self._exchange, index, options, device, here, sizes, timing, recorded)
                 sync.stepping.meet = self._meet
         if sync is not None:
             weigh(model, sync.rows_now if isinstance(sync, Engine) else lambda: (1, True))

@@ -130,7 +130,8 @@ class DDPConfig:
 class CommConfig:
     name: Comm = Comm.hybrid
     overlap: Overlap = Overlap.full
-    rule: Rule = Rule.paper
+    rule: Rule = Rule.time
+    plan: str | None = None  # of comm=hybrid: a file whose plan it goes by again, instead of rule
     timeout: float = 600.0  # seconds of silence before a wait fails
     encryption: Encryption | None = None
     kv_bytes: int = 2 * 1024 * 1024  # largest KV pair (P17: 2 MB)
@@ -270,10 +271,11 @@ class SimulateOptions:
     nodes: list[int] | None = None  # null: cluster.nodes
     rates: list[str] | None = None  # null: cluster.bandwidth
     batch_sizes: list[int] | None = None  # null: trainer.batch_size
-    comms: list[str] | None = None  # choices of comm, also with +full; null: comm
+    comms: list[str] | None = None  # choices of comm, also with +full, and ddp+5mib; null: comm
+    experiments: list[str] | None = None  # to be compared in one table; null: the config's model alone
     hop: str = "100us"  # from one host's software to another's, beside cluster.latency
     goodput: float = 0.957  # share of a link's rate that payload gets
-    folder: str | None = None  # of table and figure of several cells; null: reports/simulated/ and the experiment
+    folder: str | None = None  # of tables and figure of several cells; null: reports/simulated/ and the experiment
 
 
 @dataclass

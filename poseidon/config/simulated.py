@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -12,9 +13,10 @@ from poseidon.config.schema import Comm, CommConfig, Overlap, Rule, SimulateConf
 from poseidon.config.units import parse_rate, parse_seconds
 from poseidon.errors import UserError
 
-#: After a choice of comm: hides under the next forward pass too.
+#: After a choice of comm: hides under the next forward pass too; after ddp: has buckets of so many MiB.
 FULL = "+full"
-_OWN = (Comm.ps, Comm.sfb, Comm.hybrid)
+_BUCKET = re.compile(r"\+([1-9]\d*)mib$")
+_OWN = (Comm.ps, Comm.sfb, Comm.block, Comm.hybrid)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,6 @@ def batch_sizes(config: SimulateConfig) -> list[int]:
 #: What no simulated system does.
 _NOT = {
     Comm.project_adam: "an owner of layers, who has more to do than others,",
-    Comm.block: "multiplying blocks on their owners' hosts",
     Comm.downpour: "going on without waiting",
 }
 
@@ -101,11 +102,11 @@ def variants(config: SimulateConfig) -> list[Variant]:
         if why is not None:
             key = "comm" if given is None else "simulate.comms"
             raise UserError(f"{key}={variant.name}: {why} is not simulated; leave it out")
-        if variant.comm.name is Comm.hybrid and variant.comm.rule is Rule.time:
-            raise UserError("comm.rule=time: only the papers' rule is simulated; set comm.rule=paper")
+        if variant.comm.name is Comm.hybrid and variant.comm.plan is not None:
+            raise UserError(f"comm.plan={variant.comm.plan}: recorded plans are not simulated; leave it out")
         if variant.comm.overlap is Overlap.full and variant.comm.name not in _OWN:
             raise UserError(
-                f"simulate.comms={variant.name}: only ps, sfb and hybrid can hide under the next forward pass"
+                f"simulate.comms={variant.name}: only ps, sfb, block and hybrid can hide under the next forward pass"
             )
     return found
 
@@ -116,21 +117,26 @@ def _named(comm: CommConfig) -> str:
 
 
 def _variant(comm: CommConfig, name: str) -> Variant:
-    choice = name.removesuffix(FULL)
+    bucket = _BUCKET.search(name)
+    choice = name.removesuffix(FULL) if bucket is None else name[: bucket.start()]
     known = sorted(file.stem for file in (conf_dir() / "comm").glob("*.yaml"))
     if choice not in known:
         near = difflib.get_close_matches(choice, known, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"simulate.comms={name}: {hint}known are {', '.join(known)}; ps+full and hybrid+full")
+        raise UserError(f"simulate.comms={name}: {hint}known are {', '.join(known)}; ps+full, hybrid+full, ddp+1mib")
     yaml: Any = import_module("yaml")  # has no types
     said = yaml.safe_load((conf_dir() / "comm" / f"{choice}.yaml").read_text(encoding="utf-8"))
     chosen = replace(
         comm,
         name=Comm[said["name"]],
-        overlap=Overlap.full if choice != name else Overlap[said.get("overlap", "backward")],
+        overlap=Overlap.full if name.endswith(FULL) else Overlap[said.get("overlap", "backward")],
         rule=Rule[said.get("rule", comm.rule.name)],
     )
-    return Variant(name, chosen)
+    if bucket is None:
+        return Variant(name, chosen)
+    if chosen.name is not Comm.ddp:
+        raise UserError(f"simulate.comms={name}: only ddp has buckets")
+    return Variant(name, replace(chosen, ddp=replace(chosen.ddp, bucket_cap_mb=float(bucket[1]))))
 
 
 def _check_symmetric(config: SimulateConfig) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.backward import Hook, nested
+from poseidon.engine.basis import basis_of
 from poseidon.engine.broadcast import TAG_TENSORS, broadcast
 from poseidon.engine.buffers import Buffers
 from poseidon.engine.capture import Record, self_test
@@ -41,14 +41,13 @@ from poseidon.engine.parameters import (
     whole_is_compiled,
 )
 from poseidon.engine.plan import Options, Plan
-from poseidon.engine.rates import measure
 from poseidon.engine.staleness import Staleness
 from poseidon.engine.start import agree, manifest
 from poseidon.engine.state import share_state
 from poseidon.engine.stepping import Stepping
 from poseidon.engine.steps import holds
 from poseidon.errors import PoseidonError, UserError
-from poseidon.planning import Decision, FactorSize, Timing, compulsory, decide
+from poseidon.planning import Decision, FactorSize, Timing, compulsory
 from poseidon.schemes import Share
 
 log = logging.getLogger("poseidon")
@@ -62,6 +61,7 @@ class Engine:
         ranks_here: ranks of this machine, which share its memory.
         sizes: of the factors that iteration 0 would tell, equal on all ranks: then nothing needs finding out.
         timing: of the cluster, which comm.rule=time else measures, and of the layers; equal on all ranks.
+        plan: with options.replays, what is replayed: a file, or what it holds; rank 0's counts.
 
     Raises:
         UserError: the ranks' models differ, or this model cannot be distributed yet.
@@ -78,6 +78,7 @@ class Engine:
         ranks_here: int = 1,
         sizes: Mapping[str, FactorSize] | None = None,
         timing: Timing | None = None,
+        plan: str | Mapping[str, Any] | Sequence[Any] | None = None,
     ) -> None:
         self._device = device or Host()
         check_distributable(model, self._device.where)
@@ -105,9 +106,7 @@ class Engine:
             self._lazy = Lazy(exchange, self._take, self._write, self.stepping)
         self._optimizers = optimizers
         agree(exchange, index, manifest(model, vars(options), optimizers), self._device.where)
-        self._timing = timing
-        if timing is None and options.rule == "time" and options.comm == "hybrid" and len(exchange.topology.nodes) > 1:
-            self._timing = Timing(measure(exchange, index, self._device.where), {}, {})
+        self._basis = basis_of(exchange, index, model, options, self._device, timing, plan)
         if self._device.has_values:
             state = [*model.parameters(), *model.buffers()]
             broadcast(exchange, index, TAG_TENSORS, state, "initial state")
@@ -135,9 +134,8 @@ class Engine:
         self._capture()
         self._install(version, compulsory(self._infos))
         if self._sizes is not None:
-            topology = self._exchange.topology
-            seen = [dict(self._sizes)] * len(topology.workers)
-            self._adopt(decide(self.options.comm, self._infos, seen, topology, self._timing, self.options.overlap))
+            seen = [dict(self._sizes)] * len(self._exchange.topology.workers)
+            self._adopt(self._basis.decide(self._infos, seen, self._exchange))
         self._hook()
         self._new_round()
 
@@ -454,12 +452,8 @@ class Engine:
                 "that no communication hides under it; compile it block by block (block.compile()) instead"
             )
         mine = self.buffers.changed() if first else []
-        timing = self._timing
-        if timing is not None and not timing.backward:
-            timing = replace(timing, backward=self._out.seconds)
-        decision, live = negotiate(
-            self._exchange, self._index, self.options, self._infos, self._out.factor_sizes, mine, timing
-        )
+        basis = self._basis.observed(self._out.seconds)
+        decision, live = negotiate(self._exchange, self._index, basis, self._infos, self._out.factor_sizes, mine)
         self.buffers.keep_alive(live)
         self._adopt(decision)
 

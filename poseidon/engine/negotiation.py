@@ -5,45 +5,54 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from poseidon.engine.basis import Basis
 from poseidon.engine.exchange import Exchange
-from poseidon.engine.plan import Options
 from poseidon.engine.start import TAG_PLAN, TAG_SEEN
-from poseidon.planning import Decision, FactorSize, Param, Timing, decide
+from poseidon.errors import UserError
+from poseidon.planning import Decision, FactorSize, Param
 
 
 def negotiate(
     exchange: Exchange,
     model: int,
-    options: Options,
+    basis: Basis,
     params: Sequence[Param],
     seen: Mapping[str, FactorSize],
     buffers: Sequence[str],
-    timing: Timing | None,
 ) -> tuple[Decision, list[str]]:
     """Collective, after a round by PS.
 
     Args:
+        basis: of the choice; rank 0's counts.
         seen: this rank's factors of that round, by name of the weight.
         buffers: on rank 0, names of those that training changes and may read; on others unused.
-        timing: on rank 0, what comm.rule=time goes by; else None.
 
     Returns:
         What all go by from now on, and rank 0's `buffers`.
 
     Raises:
+        UserError: a weight cannot go as a recorded plan says; on every rank.
         PeerLostError: a rank was lost or silent.
     """
     if exchange.rank:
         exchange.say(0, model, TAG_SEEN, json.dumps(seen))
-        schemes, factors, rates, theirs = json.loads(exchange.hear(0, model, TAG_PLAN, "plan"))
+        error, schemes, factors, rates, theirs = json.loads(exchange.hear(0, model, TAG_PLAN, "plan"))
+        if error:
+            raise UserError(error)
         return Decision(schemes, _sizes(factors), rates), theirs
     everyone = [dict(seen)]
     for peer in range(1, exchange.world_size):
         everyone.append(_sizes(json.loads(exchange.hear(peer, model, TAG_SEEN, "rows of iteration 0"))))
-    decision = decide(options.comm, params, everyone, exchange.topology, timing, options.overlap)
-    text = json.dumps([decision.schemes, decision.factors, decision.rates, buffers])
+    error, decision = None, Decision({}, {})
+    try:
+        decision = basis.decide(params, everyone, exchange)
+    except UserError as failure:
+        error = failure
+    text = json.dumps([str(error or ""), decision.schemes, decision.factors, decision.rates, buffers])
     for peer in range(1, exchange.world_size):
         exchange.say(peer, model, TAG_PLAN, text)
+    if error is not None:
+        raise error
     return decision, list(buffers)
 
 

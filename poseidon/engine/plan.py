@@ -31,7 +31,8 @@ class Options:
     merge_bytes: int = 64 * 1024
     staleness: int = 0
     staleness_mode: str = "newest"  # newest | fixed
-    rule: str = "paper"  # paper | time
+    rule: str = "time"  # paper | time
+    replays: bool = False  # a recorded plan
 
 
 class Plan:

@@ -19,12 +19,12 @@ from poseidon.planning.time import Rates
 from poseidon.transport import Header, Kind
 
 #: Mailbox tags of texts.
-_TAG_MINE, _TAG_ALL, _TAG_MORE = 8, 9, 10
+_TAG_MINE, _TAG_ALL, _TAG_MORE = 12, 9, 10
 _HOPS = 12
 #: Bytes of one exchange: the first, and how they grow, as long as one takes less than so many seconds.
 _FIRST, _GROWTH, _LAST = 32 * 1024, 4, 8 * 1024 * 1024
 _PIECE = 1024 * 1024
-_LONG_ENOUGH = 0.08
+_LONG_ENOUGH = 0.05
 _SIDE = 768  # of the matrices that are multiplied
 _ADDED = 1 << 23  # numbers, more than caches hold
 
@@ -101,6 +101,7 @@ def _link(exchange: Exchange, model: int) -> tuple[float, float]:
         if size >= _LAST or not _all_want_more(exchange, model, seconds):
             break
         size *= _GROWTH
+    seconds = min(seconds, _pass_on(exchange, model, left, right, data[:size]))  # what else runs here only slows it
     exchange.empty(Kind.STATE, left, model, TAG_RATES)
     return hop, size * devices / max(seconds - hop, 1e-6)
 

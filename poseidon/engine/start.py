@@ -21,6 +21,7 @@ TAG_MANIFEST = 1
 TAG_VERDICT = 2
 TAG_SEEN = 3
 TAG_PLAN = 4
+TAG_RECORDED = 8
 
 
 def manifest(

@@ -4,6 +4,7 @@ from poseidon.planning.book import Book, Factors, FactorSize, KVPair, Param, Sen
 from poseidon.planning.buffered import Buffered, buffered
 from poseidon.planning.choice import Decision, compulsory, decide, describe, schemes_by_layer
 from poseidon.planning.cost import Scheme, best_scheme, sharded_bytes
+from poseidon.planning.recorded import Recorded, read_plan, recorded_plan
 from poseidon.planning.time import Rates, Timing
 from poseidon.planning.timeline import Overlap
 from poseidon.planning.topology import Topology
@@ -20,6 +21,7 @@ __all__ = [
     "Overlap",
     "Param",
     "Rates",
+    "Recorded",
     "Scheme",
     "Sent",
     "Timing",
@@ -32,6 +34,8 @@ __all__ = [
     "compulsory",
     "decide",
     "describe",
+    "read_plan",
+    "recorded_plan",
     "schemes_by_layer",
     "sharded_bytes",
     "totals",

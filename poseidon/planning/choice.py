@@ -17,6 +17,7 @@ from poseidon.planning.cost import (
     rows_floats,
     sfb_floats,
 )
+from poseidon.planning.recorded import Recorded
 from poseidon.planning.time import Timing, choose
 from poseidon.planning.timeline import Overlap
 from poseidon.planning.topology import Topology
@@ -47,6 +48,7 @@ def decide(
     topology: Topology,
     timing: Timing | None = None,
     overlap: Overlap = "backward",
+    recorded: Recorded | None = None,
 ) -> Decision:
     """Choose the scheme of every weight that can travel otherwise than whole.
 
@@ -60,6 +62,10 @@ def decide(
             no factors to send there and goes by PS. An embedding that was not used has 0 rows.
         timing: hybrid chooses by predicted time (comm.rule=time), unless there is but one node.
         overlap: what communication hides under.
+        recorded: a plan that hybrid goes by again.
+
+    Raises:
+        UserError: a weight cannot go as recorded.
     """
     ranks, nodes = len(seen_by_rank), len(topology.nodes)
     schemes: dict[str, Scheme] = {} if comm == "downpour" else compulsory(params)
@@ -72,11 +78,17 @@ def decide(
         factors[param.name] = FactorSize(k, max((size.itemsize for size in sizes), default=param.itemsize))
         if not param.counted and comm != "downpour":
             schemes[param.name] = _choose(comm, param, k if nodes > 1 else -(-k // ranks), topology)
+    if comm == "hybrid" and recorded is not None:
+        wanted = {param.name: recorded.schemes[param.name] for param in params if param.name in recorded.schemes}
+        left_out = next((name for name, scheme in wanted.items() if scheme != "ps" and name not in schemes), None)
+        if left_out is not None:
+            raise recorded.left_out(left_out)
+        return Decision(schemes | {name: wanted[name] for name in schemes if name in wanted}, factors)
     if comm != "hybrid" or timing is None or nodes == 1:
         return Decision(schemes, factors)
     linear = {param.name for param in params if param.factors == "linear"}
     choices = {name: size for name, size in factors.items() if name in linear and size.rows}
-    schemes |= choose(params, choices, timing, topology, overlap)
+    schemes |= choose(params, choices, timing, topology, overlap, schemes)
     return Decision(schemes, factors, timing.rates.as_dict())
 
 
@@ -122,6 +134,7 @@ def describe(book: Book, factors: Mapping[str, FactorSize], rank: int) -> list[d
                 "floats_block": block_floats(m, n, linear, p, servers, dedicated) if linear else None,
                 "unit": unit.index,
                 "merged": unit.merged,
+                "nodes": [len(node) for node in book.topology.nodes],
                 "servers": sorted({pair.server for pair in unit.pairs}),
                 "planned_bytes": book.unit_bytes(unit, rank, factors).between
                 * param.numel

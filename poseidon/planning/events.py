@@ -73,3 +73,17 @@ class Station:
             job[3]()  # while nothing else can begin: what follows from a job may be the next one
         self._working = False
         self._begin()
+
+
+class Together:
+    """Calls once, when it has been called so often."""
+
+    def __init__(self, count: int, then: Then) -> None:
+        self._missing, self._then = count, then
+        if not count:
+            then()
+
+    def __call__(self) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self._then()

@@ -1,5 +1,6 @@
-"""One node of a symmetric cluster as three queues, a device, its host's CPU and its link, and the seconds that an
-iteration takes on them. What leaves a node takes the link's time; what enters mirrors that.
+"""One node of a symmetric cluster as queues, a device, its host's CPU, its link and the copies between device and host
+each way, and the seconds that an iteration takes on them. What leaves a node takes the link's time; what enters mirrors
+that.
 
 Alternative: a formula, max(compute, wire) + tail. It cannot tell what hides under the backward pass: the last layers'
 gradients come first and are the largest, and a block comes down only after all factors have gone up.
@@ -12,30 +13,45 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
-from poseidon.planning.events import Clock, Station
+from poseidon.planning.events import Clock, Station, Together
 
 Overlap = Literal["none", "backward", "full"]
 #: The link looks for a more urgent transfer so many times an iteration.
-_PIECES = 200
+PIECES = 200
 #: Iterations until one is like the other, where the next forward pass begins before all is in.
-_ROUNDS = 5
+ROUNDS = 5
 
 
 class Stage(NamedTuple):
     """Of one layer, in order: seconds on the link, seconds of multiplying, seconds on the link.
 
     Attributes:
-        where: what multiplies.
+        where: what multiplies; "beside": the host adds up what the link carries meanwhile.
         hop: seconds until what has left is there.
         late: the product is wanted by the next forward pass only, so that the backward pass goes first.
+        copy_out: seconds of copying to the host, before all else.
+        copy_in: seconds of copying to the device, after all else but what it multiplies late.
     """
 
     up: float
     product: float = 0.0
-    where: Literal["device", "host"] = "device"
+    where: Literal["device", "host", "beside"] = "device"
     down: float = 0.0
     hop: float = 0.0
     late: bool = False
+    copy_out: float = 0.0
+    copy_in: float = 0.0
+
+    def slower(self, factor: float) -> Stage:
+        """With communication that takes so many times as long."""
+        product = self.product if self.where == "device" else self.product * factor
+        return self._replace(
+            up=self.up * factor,
+            product=product,
+            down=self.down * factor,
+            copy_out=self.copy_out * factor,
+            copy_in=self.copy_in * factor,
+        )
 
 
 class Pass(NamedTuple):
@@ -70,12 +86,13 @@ class _Run:
         self.clock = Clock()
         self.ends: list[float] = []
         self._passes, self._overlap = passes, overlap
-        piece = sum(each.stage.up + each.stage.down for each in passes) / _PIECES
+        piece = sum(each.stage.up + each.stage.down for each in passes) / PIECES
         self._device, self._host = Station(self.clock), Station(self.clock)
+        self._copy_out, self._copy_in = Station(self.clock), Station(self.clock)
         self._link = Station(self.clock, piece if overlap == "full" else math.inf)
         self._current = [-1] * len(passes)  # by layer, the iteration whose gradient is in
         self._blocked: tuple[int, int] | None = None  # iteration and layer of a forward pass that waits
-        self._rounds = _ROUNDS if overlap == "full" else 1
+        self._rounds = ROUNDS if overlap == "full" else 1
 
     def start(self) -> None:
         self._forward(0, 0)
@@ -108,24 +125,34 @@ class _Run:
     def _send(self, round_: int, layer: int) -> None:
         stage = self._passes[layer].stage
         urgency = (round_, layer) if self._overlap == "full" else ()
+        together = Together(2 if stage.where == "beside" else 1, lambda: multiply())
 
         def up() -> None:
-            station = self._device if stage.where == "device" else self._host
-            if stage.product:
-                station.do(stage.product, product, (2, round_, layer) if stage.late else (0,))
-            else:
+            self._link.do(stage.up, lambda: self.clock.after(stage.hop, together), urgency)
+            if stage.where == "beside":
+                self._host.do(stage.product, together)
+
+        def multiply() -> None:
+            if stage.where == "beside" or not stage.product:
                 product()
+            elif stage.late:
+                self._copy_in.do(stage.copy_in, lambda: self._device.do(stage.product, done, (2, round_, layer)))
+            else:
+                (self._device if stage.where == "device" else self._host).do(stage.product, product, (0,))
 
         def product() -> None:
             if stage.down:
-                self._link.do(stage.down, lambda: self.clock.after(stage.hop, done), urgency)
+                self._link.do(stage.down, lambda: self.clock.after(stage.hop, down), urgency)
             else:
-                done()
+                down()
+
+        def down() -> None:
+            self._copy_in.do(stage.copy_in, done)
 
         def done() -> None:
             self._arrived(round_, layer)
 
-        self._link.do(stage.up, lambda: self.clock.after(stage.hop, up), urgency)
+        self._copy_out.do(stage.copy_out, up)
 
     def _arrived(self, round_: int, layer: int) -> None:
         self._current[layer] = round_

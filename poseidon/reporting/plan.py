@@ -23,25 +23,28 @@ class Plan:
     """How the layers of a model travel, and what that costs.
 
     Attributes:
-        rule: how comm=hybrid chose; None for other comms.
+        rule: how comm=hybrid chose: paper, time or recorded; None for other comms.
         batch_size: rows per node and iteration.
         parameters: numbers that are trained.
         rows: per layer.
         totals: floats per node and iteration, both directions, by way; see :func:`poseidon.planning.totals`.
         bytes_sent_per_node: payload that the node which sends most sends per iteration.
         rates: of the cluster, where comm.rule=time went by them.
+        measures: a training would first measure rates, and may choose otherwise.
     """
 
     model: str
     comm: str
     rule: str | None
     nodes: int
+    devices_per_node: int
     batch_size: int
     parameters: int
     rows: list[LayerRow]
     totals: dict[str, float]
     bytes_sent_per_node: float
     rates: dict[str, Any] | None = None
+    measures: bool = False
 
     def scheme(self, row: LayerRow) -> str:
         return self.comm if self.comm in ("ddp", "fsdp") else row.scheme
@@ -70,6 +73,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "comm": plan.comm,
         "rule": plan.rule,
         "nodes": plan.nodes,
+        "devices_per_node": plan.devices_per_node,
         "batch_size": plan.batch_size,
         "parameters": plan.parameters,
         "layers": [
@@ -140,6 +144,11 @@ def conclusion(plan: Plan) -> list[str]:
         "* layers with K that way, the rest by PS; last column: as chosen. Adam: the node that moves most; PS, SFB,",
         "  block: every node. K: rows that a layer sees per node and iteration; without K, PS is the only way",
     ]
+    if plan.measures:
+        lines += [
+            "  comm.rule=time: a training measures rates first, and takes what is clearly faster by them; here it is",
+            "  the papers' choice. By known rates: hardware=titan_x cluster=emulated cluster.bandwidth=10gbit",
+        ]
     if _has_embeddings(plan):
         lines.append("  rows: embeddings send the rows that were looked up, at most K; all else by PS")
     return lines

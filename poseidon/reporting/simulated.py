@@ -84,10 +84,22 @@ def render(simulation: Simulation) -> str:
 
     out = io.StringIO()
     console = Console(file=out, width=160, highlight=False)
+    compared = any(best_ddp(simulation, cell) for cell in simulation.cells)
     table = Table(title=f"{simulation.title}: {DEGREE}", title_justify="left")
     for heading in ("link", "comm"):
         table.add_column(heading)
-    for heading in ("rows", "nodes", "s/iteration", "speedup", "bound, s", "MB sent", "device", "link"):
+    headings = (
+        "rows",
+        "nodes",
+        "s/iteration",
+        *["x ddp"] * compared,
+        "speedup",
+        "bound, s",
+        "MB sent",
+        "device",
+        "link",
+    )
+    for heading in headings:
         table.add_column(heading, justify="right")
     table.add_column("what limits")
     before = (simulation.cells[0].batch_size, simulation.cells[0].link)
@@ -95,13 +107,14 @@ def render(simulation: Simulation) -> str:
         if (cell.batch_size, cell.link) != before:
             table.add_section()
             before = (cell.batch_size, cell.link)
-        found = cell.outcome
+        found, times = cell.outcome, ratio(simulation, cell)
         table.add_row(
             cell.link,
             cell.system,
             str(cell.batch_size),
             str(found.nodes),
             f"{found.seconds:.4g}",
+            *["-" if times is None else f"{times:.3f}"] * compared,
             f"{found.speedup:.2f}",
             f"{found.bound:.4g}",
             f"{found.bytes_sent / 1e6:.4g}",
@@ -109,15 +122,16 @@ def render(simulation: Simulation) -> str:
             WORDS[found.limit],
         )
     console.print(table)
-    for line in _notes(simulation):
+    for line in _notes(simulation, compared):
         console.print(line, markup=False, soft_wrap=True)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _notes(simulation: Simulation) -> list[str]:
+def _notes(simulation: Simulation, compared: bool) -> list[str]:
     lines = [
         f"one machine: {', '.join(f'{seconds:.4g}' for seconds in simulation.single)} s; {simulation.basis}",
         "bound: what the busiest part takes, whatever the order. device, link: share of the iteration that they work.",
+        *["x ddp: seconds of the fastest DDP on as many nodes and such links over these."] * compared,
         "Software takes no time here; docs/simulation.md says what else is not modelled.",
     ]
     systems = list(dict.fromkeys(cell.system for cell in simulation.cells))
@@ -164,6 +178,7 @@ def rows(simulation: Simulation) -> list[dict[str, Any]]:
             "iteration_seconds": cell.outcome.seconds,
             "single_seconds": cell.outcome.single,
             "speedup": cell.outcome.speedup,
+            "ratio": ratio(simulation, cell),
             "bound_seconds": cell.outcome.bound,
             "limit": cell.outcome.limit,
             "bytes_sent_per_iteration": cell.outcome.bytes_sent,
@@ -172,6 +187,24 @@ def rows(simulation: Simulation) -> list[dict[str, Any]]:
         }
         for cell in simulation.cells
     ]
+
+
+def best_ddp(simulation: Simulation, cell: Cell) -> Cell | None:
+    """Of as many rows, nodes and the same links the fastest of DDP's variants; None if there is none, or the cell is
+    one."""
+    place = (cell.rate, cell.batch_size, cell.outcome.nodes)
+    rivals = [
+        other
+        for other in simulation.cells
+        if other.comm == "ddp" and (other.rate, other.batch_size, other.outcome.nodes) == place
+    ]
+    return min(rivals, key=lambda rival: rival.outcome.seconds) if rivals and cell.comm != "ddp" else None
+
+
+def ratio(simulation: Simulation, cell: Cell) -> float | None:
+    """So many times as fast as the best DDP, if there is any to compare with."""
+    rival = best_ddp(simulation, cell)
+    return rival.outcome.seconds / cell.outcome.seconds if rival is not None else None
 
 
 def write(simulation: Simulation) -> list[Path]:

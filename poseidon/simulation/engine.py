@@ -1,16 +1,19 @@
-"""This project's own schemes, PS and factors, as the engine runs them: unit by unit of the planner's book."""
+"""This project's own schemes, PS, factors and blocks, as the engine runs them: unit by unit of the planner's book."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from math import ceil
 
 from poseidon.planning import Book, FactorSize, Unit
-from poseidon.planning.events import Priority, Then
+from poseidon.planning.events import Priority, Then, Together
 from poseidon.simulation.job import Job, Overlap
 from poseidon.simulation.loop import Loop, after_backward, before_forward
-from poseidon.simulation.node import Node, Together
+from poseidon.simulation.node import Node
+
+Send = Callable[[float, Then, Priority], None]
 
 
 class EngineSync:
@@ -71,6 +74,8 @@ class EngineSync:
         done = partial(self._apply, t, unit)
         if unit.scheme == "ps":
             self._node.to_host(unit.nbytes, partial(self._push, unit, priority, done))
+        elif unit.scheme == "block":
+            self._node.to_host(self._own_bytes(unit), partial(self._raise_block, unit, priority, done))
         else:
             own = self._own_bytes(unit)
             self._node.to_host(own, partial(self._broadcast, own, priority, done))
@@ -94,6 +99,22 @@ class EngineSync:
             node.add_up(piece - away, summed)
             node.transfer(away, partial(sum_and_return, summed), priority)
 
+    def _raise_block(self, unit: Unit, priority: Priority, done: Then) -> None:
+        """Factors to the owners of blocks, whose hosts multiply them; a worker's take as long as adding up the block
+        would. A block leaves when all factors for it are in."""
+        node, others = self._node, self._nodes - 1
+        k, itemsize = self._factors[self._book.params[unit.params[0]].name]
+        up = others * k * (max(unit.shape) / self._nodes + min(unit.shape)) * itemsize
+        away = unit.nbytes * others / self._nodes
+        arrived = partial(node.to_device, unit.nbytes, done)
+        multiplied = Together(2, lambda: self._in_pieces(away, priority, node.transfer, arrived))
+        node.add_up(unit.nbytes / self._nodes, multiplied)
+
+        def send_and_multiply(nbytes: float, then: Then, priority: Priority) -> None:
+            node.transfer(nbytes, partial(node.add_up, away * nbytes / up, then), priority)
+
+        self._in_pieces(up, priority, send_and_multiply, multiplied)
+
     def _own_bytes(self, unit: Unit) -> float:
         """Of this node's factors, or touched rows."""
         param = self._book.params[unit.params[0]]
@@ -101,11 +122,15 @@ class EngineSync:
         return k * (param.row_bytes if unit.scheme == "rows" else sum(param.shape) * itemsize)
 
     def _broadcast(self, own: float, priority: Priority, done: Then) -> None:
-        others = self._nodes - 1
-        pieces = max(1, ceil(own / self._piece))
-        together = Together(pieces, partial(self._node.to_device, others * own, done))
+        away = (self._nodes - 1) * own
+        self._in_pieces(away, priority, self._node.transfer, partial(self._node.to_device, away, done))
+
+    def _in_pieces(self, nbytes: float, priority: Priority, send: Send, then: Then) -> None:
+        """To all peers together; of what goes to one, a piece has at most so many bytes."""
+        pieces = max(1, ceil(nbytes / max(1, self._nodes - 1) / self._piece))
+        together = Together(pieces, then)
         for _ in range(pieces):
-            self._node.transfer(others * own / pieces, together, priority)
+            send(nbytes / pieces, together, priority)
 
     def _apply(self, t: int, unit: Unit) -> None:
         """The unit's parts are on the device."""

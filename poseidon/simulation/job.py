@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from poseidon.planning import FactorSize, Param
+from poseidon.planning import FactorSize, Overlap, Param, Rates, Timing
 
-Comm = Literal["single", "ps", "sfb", "hybrid", "ddp", "fsdp"]
-Overlap = Literal["none", "backward", "full"]
+Comm = Literal["single", "ps", "sfb", "block", "hybrid", "ddp", "fsdp"]
 MIB = 1024 * 1024
 
 
@@ -80,14 +79,42 @@ class System:
     Attributes:
         overlap: ``none`` (all communication after the backward pass), ``backward`` (layer by layer under it), or
             ``full`` (also under the next forward pass, which goes on layer by layer; what the front layers wait for
-            goes first). The engine does not have ``full``. Of ``ps``, ``sfb`` and ``hybrid`` only.
+            goes first). Of ``ps``, ``sfb``, ``block`` and ``hybrid`` only.
+        rule: how ``hybrid`` chooses: ``paper`` or ``time``, by what :func:`timing_of` tells.
         kv_bytes, merge_bytes: of the book, see :func:`poseidon.planning.build_book`.
         bucket_bytes, first_bucket_bytes: of ``ddp``: of its buckets, and of the first one.
     """
 
     comm: Comm
     overlap: Overlap = "backward"
+    rule: Literal["paper", "time"] = "paper"
     kv_bytes: int = 2 * MIB
     merge_bytes: int = 64 * 1024
     bucket_bytes: int = 25 * MIB
     first_bucket_bytes: int = MIB
+
+
+def timing_of(job: Job, network: Network) -> Timing:
+    """What comm.rule=time goes by on such nodes."""
+    forward: dict[str, float] = {}
+    backward: dict[str, float] = {}
+    flops = products = 0.0
+    numel = {param.name: param.numel for param in job.params}
+    for layer in job.layers:
+        if layer.params:
+            name = layer.params[0]
+            forward[name] = forward.get(name, 0.0) + layer.forward
+            backward[name] = backward.get(name, 0.0) + layer.backward
+        products += layer.product
+        flops += sum(
+            2.0 * job.factors[name].rows * numel[name] for name in layer.params if name in job.factors and layer.product
+        )
+    rates = Rates(
+        link=network.rate * network.goodput / 8 if network.rate else float("inf"),
+        hop=network.hop,
+        multiply=flops / products if products else float("inf"),
+        add=job.server_sum,
+        copy=job.host_copy,
+        source="profile",
+    )
+    return Timing(rates, backward, forward)

@@ -51,17 +51,3 @@ class Node:
 
     def _at(self, station: str, nbytes: float, rate: float | None, then: Then, priority: Priority = ()) -> None:
         self.stations[station].do(nbytes / rate if rate else 0.0, then, priority)
-
-
-class Together:
-    """Calls once, when it has been called so often."""
-
-    def __init__(self, count: int, then: Then) -> None:
-        self._missing, self._then = count, then
-        if not count:
-            then()
-
-    def __call__(self) -> None:
-        self._missing -= 1
-        if not self._missing:
-            self._then()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from poseidon.planning import Topology, build_book, decide
 from poseidon.planning.events import Clock
 from poseidon.simulation.engine import EngineSync
-from poseidon.simulation.job import Job, Network, System
+from poseidon.simulation.job import Job, Network, System, timing_of
 from poseidon.simulation.loop import Loop, Sync
 from poseidon.simulation.node import Node
 from poseidon.simulation.outcome import Outcome, shared, total, within
@@ -27,7 +29,7 @@ def simulate(job: Job, network: Network, system: System) -> Outcome:
     """
     nodes = 1 if system.comm == "single" else network.nodes
     node = Node(Clock(), job, network)
-    loop, sync = _system(node, job, nodes, system)
+    loop, sync = _system(node, job, replace(network, nodes=nodes), system)
     loop.run(sync)
     node.clock.run()
     assert len(loop.ends) == _WARMUP + _MEASURED, "an iteration waits for something that never comes"
@@ -45,8 +47,8 @@ def simulate(job: Job, network: Network, system: System) -> Outcome:
     )
 
 
-def _system(node: Node, job: Job, nodes: int, system: System) -> tuple[Loop, Sync]:
-    iterations = _WARMUP + _MEASURED
+def _system(node: Node, job: Job, network: Network, system: System) -> tuple[Loop, Sync]:
+    iterations, nodes = _WARMUP + _MEASURED, network.nodes
     if system.comm == "single" or (system.comm == "ddp" and nodes == 1):
         loop = Loop(node, job, iterations)
         return loop, NoSync(node, loop, job)
@@ -57,7 +59,8 @@ def _system(node: Node, job: Job, nodes: int, system: System) -> tuple[Loop, Syn
         loop = Loop(node, job, iterations)
         return loop, FSDPSync(node, loop, job, nodes, system.merge_bytes)
     topology = Topology.flat(nodes)
-    decision = decide(system.comm, job.params, [job.factors] * nodes, topology)
+    timing = timing_of(job, network) if system.rule == "time" else None
+    decision = decide(system.comm, job.params, [job.factors] * nodes, topology, timing, system.overlap)
     book = build_book(
         job.params,
         topology,
@@ -65,6 +68,6 @@ def _system(node: Node, job: Job, nodes: int, system: System) -> tuple[Loop, Syn
         merge_bytes=system.merge_bytes,
         schemes=decision.schemes,
     )
-    skips = frozenset(name for name, scheme in decision.schemes.items() if scheme == "sfb")
+    skips = frozenset(name for name, scheme in decision.schemes.items() if scheme in ("sfb", "block"))
     loop = Loop(node, job, iterations, skips)
     return loop, EngineSync(node, loop, job, book, decision.factors, system.overlap, system.kv_bytes)

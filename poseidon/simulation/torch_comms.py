@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from poseidon.planning import Param, sharded_bytes
+from poseidon.planning.events import Together
 from poseidon.simulation.job import Job, System
 from poseidon.simulation.loop import Loop, after_backward
-from poseidon.simulation.node import Node, Together
+from poseidon.simulation.node import Node
 
 #: FSDP gathers layers smaller than merge_bytes times this together.
 FSDP_MERGES = 16

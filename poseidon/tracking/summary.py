@@ -79,6 +79,7 @@ def begin(config: TrainConfig, overrides: Sequence[str], experiment: str | None 
         "comm": config.comm.name.value,
         "overlap": config.comm.overlap.value,
         "rule": config.comm.rule.value,
+        "plan": config.comm.plan if config.comm.name is Comm.hybrid else None,
         "model": part_name(config.model),
         "dataset": part_name(config.dataset),
         "throughput_only": bool(config.dataset.get("throughput_only", False)),

@@ -104,8 +104,8 @@ def undilated(config: TrainConfig) -> tuple[int, float]:
     return len(times), sum(call.forward + call.backward for call in times) + step
 
 
-def profiled(config: TrainConfig) -> Timing:
-    """What comm.rule=time goes by on the config's emulated accelerators.
+def profiled(config: TrainConfig) -> Timing | None:
+    """What comm.rule=time goes by on the config's emulated accelerators; None if their links' rate is not known.
 
     Raises:
         UserError: as :func:`emulated_parts`.

@@ -18,7 +18,7 @@ from poseidon.config.check import check_train
 from poseidon.config.schema import ClusterKind, Comm, TrainConfig
 from poseidon.emulation.host import find_host
 from poseidon.errors import UserError
-from poseidon.planning import schemes_by_layer
+from poseidon.planning import read_plan, schemes_by_layer
 from poseidon.reporting import run_figures
 from poseidon.tracking import summary as summaries
 from poseidon.tracking.folder import (
@@ -109,7 +109,7 @@ def run_job(config: TrainConfig, overrides: Sequence[str], run_dir: Path, *, qui
 
 
 def checked(config: TrainConfig) -> TrainConfig:
-    """The config, with a checkpoint's path made absolute.
+    """The config, with the paths of a checkpoint and of a recorded plan made absolute.
 
     Raises:
         UserError: naming the key that cannot be used, before anything is started.
@@ -117,7 +117,14 @@ def checked(config: TrainConfig) -> TrainConfig:
     check_train(config)
     if config.cluster.name is ClusterKind.emulated:
         find_host()
-    trainer = config.trainer
+    trainer, comm = config.trainer, config.comm
+    if comm.plan is not None and comm.name is Comm.hybrid:
+        plan = str(Path(comm.plan).expanduser().absolute())
+        try:
+            read_plan(plan)
+        except UserError as error:
+            raise UserError(f"comm.{error}") from error
+        config = replace(config, comm=replace(comm, plan=plan))
     if trainer.resume is None:
         return config
     return replace(config, trainer=replace(trainer, resume=str(find_checkpoint(trainer.resume))))

@@ -133,6 +133,7 @@ class Trainer:
             config.comm.name.value,
             overlap=config.comm.overlap.value,
             rule=config.comm.rule.value,
+            plan=config.comm.plan if config.comm.name is Comm.hybrid else None,
             kv_bytes=config.comm.kv_bytes,
             merge_bytes=config.comm.merge_bytes,
             staleness=config.comm.staleness if session.world_size > 1 else 0,

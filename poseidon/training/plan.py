@@ -15,20 +15,30 @@ from typing import TYPE_CHECKING, Any
 
 from poseidon.config.schema import ClusterConfig, Comm, Precision, Rule, TrainConfig
 from poseidon.errors import UserError
-from poseidon.planning import FactorSize, Topology, build_book, by_layer, decide, describe, sharded_bytes, totals
+from poseidon.planning import (
+    FactorSize,
+    Topology,
+    build_book,
+    by_layer,
+    decide,
+    describe,
+    read_plan,
+    sharded_bytes,
+    totals,
+)
 from poseidon.reporting.plan import Plan
 from poseidon.tracking.summary import part_name
 
 if TYPE_CHECKING:
-    from poseidon.planning import Param, Timing
+    from poseidon.planning import Param, Recorded, Timing
 
 
 def make_plan(config: TrainConfig) -> Plan:
     """The plan that the engine would adopt after iteration 0, if every node has ``trainer.batch_size`` rows.
 
     Raises:
-        UserError: comm=single; comm.rule=time without known rates; or the model cannot be built, or cannot take the
-            data set's rows.
+        UserError: comm=single; a recorded plan that is none for this model on these nodes; or the model cannot be
+            built, or cannot take the data set's rows.
     """
     comm, nodes = config.comm.name, config.cluster.nodes
     if comm is Comm.single:
@@ -36,7 +46,8 @@ def make_plan(config: TrainConfig) -> Plan:
     infos, seen = _survey(config)
     topology = topology_of(config.cluster)
     by_rank = _per_device(seen, config.cluster.devices_per_node) * nodes
-    decision = decide(comm.value, infos, by_rank, topology, _timing(config), config.comm.overlap.value)
+    timing, recorded = _timing(config), _recorded(config, infos, topology)
+    decision = decide(comm.value, infos, by_rank, topology, timing, config.comm.overlap.value, recorded)
     book = build_book(
         infos,
         topology,
@@ -56,33 +67,48 @@ def make_plan(config: TrainConfig) -> Plan:
     return Plan(
         model=part_name(config.model) or "?",
         comm=comm.value,
-        rule=config.comm.rule.value if comm is Comm.hybrid else None,
+        rule=_rule(config, timing, recorded),
         nodes=nodes,
+        devices_per_node=config.cluster.devices_per_node,
         batch_size=config.trainer.batch_size,
         parameters=sum(info.numel for info in infos),
         rows=rows,
         totals=totals(rows, nodes),
         bytes_sent_per_node=sent,
         rates=decision.rates,
+        measures=by_time(config) and timing is None,
     )
 
 
 def _timing(config: TrainConfig) -> Timing | None:
-    if not by_time(config):
+    if not by_time(config) or config.hardware is None:
         return None
-    if config.hardware is None:
-        raise UserError(
-            "comm.rule=time plans by known rates (poseidon train measures them): take, say, hardware=titan_x "
-            "cluster=emulated cluster.bandwidth=10gbit"
-        )
     from poseidon.training.emulated import profiled  # which needs this module
 
     return profiled(config)
 
 
+def _recorded(config: TrainConfig, infos: list[Param], topology: Topology) -> Recorded | None:
+    if config.comm.plan is None or config.comm.name is not Comm.hybrid:
+        return None
+    found = read_plan(config.comm.plan)
+    found.check(found.schemes, infos, topology)  # what else it has may be a frozen parameter's
+    return found
+
+
+def _rule(config: TrainConfig, timing: Timing | None, recorded: Recorded | None) -> str | None:
+    """What hybrid's schemes follow from: where rates are measured when a training starts, here the papers' rule."""
+    if config.comm.name is not Comm.hybrid:
+        return None
+    if recorded is not None:
+        return "recorded"
+    return Rule.paper.value if timing is None else Rule.time.value
+
+
 def by_time(config: TrainConfig) -> bool:
     """Is there anything to choose by predicted time?"""
-    return config.comm.name is Comm.hybrid and config.comm.rule is Rule.time and config.cluster.nodes > 1
+    comm = config.comm
+    return comm.name is Comm.hybrid and comm.rule is Rule.time and comm.plan is None and config.cluster.nodes > 1
 
 
 def topology_of(cluster: ClusterConfig) -> Topology:

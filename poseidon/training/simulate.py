@@ -138,6 +138,7 @@ def _system(variant: Variant) -> System:
     return System(
         cast("Name", comm.name.value),
         comm.overlap.value,
+        rule=comm.rule.value,
         kv_bytes=comm.kv_bytes,
         merge_bytes=comm.merge_bytes,
         bucket_bytes=bucket,

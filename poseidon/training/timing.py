@@ -8,21 +8,18 @@ from poseidon.config.schema import ClusterConfig, TrainConfig
 from poseidon.config.units import parse_rate, parse_seconds
 from poseidon.emulation.accelerator import product_seconds
 from poseidon.emulation.layers import LayerTime
-from poseidon.errors import UserError
 from poseidon.planning import Rates, Timing
 
 #: Of a packet, what is not headers; and seconds of a hop beside the link's latency: of the software at both ends.
 _GOODPUT, _HOP = 0.957, 1e-4
 
 
-def timing_of(config: TrainConfig, calls: Sequence[LayerTime]) -> Timing:
-    """Of the config's emulated cluster.
-
-    Raises:
-        UserError: its links are as fast as this machine's, and nobody knows how fast that is.
-    """
-    assert config.hardware is not None
+def timing_of(config: TrainConfig, calls: Sequence[LayerTime]) -> Timing | None:
+    """Of the config's emulated cluster; None if its links are as fast as this machine's, and nobody knows how fast that
+    is."""
     link = _link(config.cluster)
+    if config.hardware is None or link is None:
+        return None
     linear = [call for call in calls if call.rows]
     flops, seconds = sum(call.forward_flops for call in linear), sum(map(product_seconds, linear))
     latency = config.cluster.latency
@@ -31,6 +28,7 @@ def timing_of(config: TrainConfig, calls: Sequence[LayerTime]) -> Timing:
         hop=_HOP + (parse_seconds("cluster.latency", latency) if latency is not None else 0.0),
         multiply=flops / seconds if seconds else float("inf"),
         add=config.hardware.server_sum,
+        copy=config.hardware.host_copy,
         source="profile",
     )
     forward: dict[str, float] = {}
@@ -43,14 +41,9 @@ def timing_of(config: TrainConfig, calls: Sequence[LayerTime]) -> Timing:
     return Timing(rates, backward, forward)
 
 
-def _link(cluster: ClusterConfig) -> float:
-    """Bytes/s of the slowest node."""
+def _link(cluster: ClusterConfig) -> float | None:
+    """Bytes/s of the slowest node, if all are said."""
     slowest = [parse_rate(f"cluster.node_bandwidth.{node}", rate) for node, rate in cluster.node_bandwidth.items()]
     if cluster.bandwidth is not None:
         slowest.append(parse_rate("cluster.bandwidth", cluster.bandwidth))
-    if not slowest:
-        raise UserError(
-            "comm.rule=time with hardware=... needs the links' rate, too: take, say, cluster=emulated "
-            "cluster.bandwidth=10gbit"
-        )
-    return _GOODPUT * min(slowest) / 8
+    return _GOODPUT * min(slowest) / 8 if slowest else None

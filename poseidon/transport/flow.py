@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from poseidon.transport.base import Counters
 
 #: To each peer there may be as much in flight as it takes in this time: enough for a receipt's way on fast links, and
-#: behind full queues, little enough to be overtaken on slow ones. Within these bounds, in bytes; but two messages always.
+#: behind full queues, little enough to be overtaken on slow ones. Within these bounds, in bytes; but always two pieces.
 HORIZON_SECONDS = 0.12
 LEAST_WINDOW, MOST_WINDOW = 512 * 1024, 8 * 1024 * 1024
 FIRST_WINDOW = 1024 * 1024

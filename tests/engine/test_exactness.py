@@ -36,7 +36,7 @@ def distributed(name: str, sizes: list[int], comm: str, overlap: str, **options:
     def body(session: Session) -> Any:
         model = clone(base, session.rank)
         optimizer = sgd(model)
-        session.distribute(model, optimizer, comm=comm, overlap=overlap, **options)  # type: ignore[arg-type]
+        session.distribute(model, optimizer, comm=comm, overlap=overlap, rule="paper", **options)  # type: ignore[arg-type]
         result = []
         for step in range(STEPS):
             x, y = share(batch(step, sum(sizes)), session.rank, sizes)

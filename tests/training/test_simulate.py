@@ -11,7 +11,7 @@ import pytest
 
 from poseidon import cli
 from poseidon.config.compose import compose
-from poseidon.config.schema import Comm, Rule, SimulateConfig
+from poseidon.config.schema import Comm, SimulateConfig
 from poseidon.config.simulated import check_simulate, variants
 from poseidon.emulation.fit import Rates, one_node
 from poseidon.emulation.layers import LayerTime
@@ -142,15 +142,15 @@ def config() -> SimulateConfig:
         ("cluster.bandwidth", None, "^cluster.bandwidth=null: a simulated link needs a rate"),
         ("cluster.devices_per_node", 2, "^cluster.devices_per_node=2: is not simulated"),
         ("comm.name", Comm.project_adam, "^comm=project_adam: an owner of layers, who has more to do"),
-        ("comm.name", Comm.block, "^comm=block: multiplying blocks on their owners' hosts is not simulated"),
         ("comm.name", Comm.downpour, "^comm=downpour: going on without waiting is not simulated"),
-        ("comm.rule", Rule.time, "^comm.rule=time: only the papers' rule is simulated"),
+        ("comm.plan", "plan.json", "^comm.plan=plan.json: recorded plans are not simulated; leave it out"),
         ("comm.staleness", 1, "^comm.staleness=1: is not simulated"),
         ("simulate.rates", ["10"], "^simulate.rates=10: must be a rate in kbit"),
         ("simulate.rates", [], r"^simulate.rates=\[\]: must be rates"),
         ("simulate.nodes", [0], r"^simulate.nodes=\[0\]: must be numbers of nodes"),
         ("simulate.comms", ["posidon"], "^simulate.comms=posidon: did you mean poseidon"),
-        ("simulate.comms", ["ddp+full"], r"^simulate.comms=ddp\+full: only ps, sfb and hybrid"),
+        ("simulate.comms", ["ddp+full"], r"^simulate.comms=ddp\+full: only ps, sfb, block and hybrid"),
+        ("simulate.comms", ["ps+5mib"], r"^simulate.comms=ps\+5mib: only ddp has buckets"),
         ("simulate.comms", [], r"^simulate.comms=\[\]: must be choices"),
         ("simulate.hop", "3", "^simulate.hop=3: must be a time"),
         ("simulate.goodput", 1.1, "^simulate.goodput=1.1: is a share"),
@@ -176,10 +176,46 @@ def test_a_profile_without_the_model_s_time_is_one_line():
 
 
 def test_systems_are_what_their_choice_of_comm_says(config):
-    options = replace(config.simulate, comms=["caffe_ps", "poseidon", "ps+full"])
+    options = replace(config.simulate, comms=["caffe_ps", "poseidon", "ps+full", "hybrid", "ddp+5mib"])
     found = variants(replace(config, simulate=options))
     assert [(v.name, v.comm.name.value, v.comm.overlap.value, v.comm.kv_bytes) for v in found] == [
         ("caffe_ps", "ps", "none", 65536),
         ("poseidon", "hybrid", "backward", 65536),
         ("ps+full", "ps", "full", 65536),
+        ("hybrid", "hybrid", "backward", 65536),
+        ("ddp+5mib", "ddp", "backward", 65536),
     ]
+    assert [(v.comm.rule.value, v.comm.ddp.bucket_cap_mb) for v in found[1:]] == [
+        *(("paper", 25), ("time", 25), ("time", 25), ("time", 5))
+    ]
+
+
+def test_experiments_are_compared_with_the_fastest_ddp(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    lists = ["simulate.nodes=[2,8]", "simulate.rates=[40gbit]", "simulate.comms=[hybrid+full,ddp+1mib,ddp+25mib]"]
+    assert cli.main(["simulate", "simulate.experiments=[p15_alexnet,p15_cifar10_quick]", *lists]) == 0
+    out, err = capfd.readouterr()
+    assert (err, out.splitlines()[0].split(";")[0]) == ("", "4 cells")
+    folder = Path("reports/simulated/vs_ddp")
+    with (folder / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    page = (folder / "table.md").read_text()
+    for row in rows:
+        same = [r for r in rows if all(r[key] == row[key] for key in ("experiment", "nodes"))]
+        best = min((r for r in same if r["comm"] == "ddp"), key=lambda r: float(r["iteration_seconds"]))
+        if row["comm"] == "ddp":
+            assert row["ratio"] == ""
+            continue
+        times = float(best["iteration_seconds"]) / float(row["iteration_seconds"])
+        assert float(row["ratio"]) == pytest.approx(times)
+        assert times >= 1
+        assert f"| {row['nodes']} | hybrid+full | " in page
+        assert f"| {best['system']} | {float(best['iteration_seconds']):.4g} | {times:.4f} |" in page
+    assert f"    poseidon simulate simulate.experiments=[p15_alexnet,p15_cifar10_quick] {' '.join(lists)}" in page
+    command = "poseidon train -m experiment=p15_alexnet cluster.bandwidth=40gbit cluster.nodes=2 comm=hybrid,ddp"
+    assert command in page
+
+
+def test_experiments_without_a_ddp_are_one_line(capfd):
+    assert cli.main(["simulate", "simulate.experiments=[p15_alexnet]", "simulate.comms=[hybrid]"]) == 2
+    assert capfd.readouterr().err.startswith("poseidon simulate: simulate.experiments: compares with DDP")
