@@ -46,7 +46,7 @@ from poseidon.engine.state import share_state
 from poseidon.engine.stepping import Stepping
 from poseidon.engine.steps import holds
 from poseidon.errors import PoseidonError, UserError
-from poseidon.planning import Decision, FactorSize, Timing, compulsory, decide
+from poseidon.planning import FACTORED, Decision, FactorSize, Rates, Timing, compulsory, decide
 from poseidon.schemes import Share
 
 log = logging.getLogger("poseidon")
@@ -59,7 +59,8 @@ class Engine:
         device: where gradients are made, if not on this host.
         ranks_here: ranks of this machine, which share its memory.
         sizes: of the factors that iteration 0 would tell, equal on all ranks: then nothing needs finding out.
-        timing: of the cluster, which comm.rule=time else measures, and of the layers; equal on all ranks.
+        timing: of the cluster, which comm.rule=time and comm.sparse=auto else measure, and of the layers; equal on all
+            ranks.
 
     Raises:
         UserError: the ranks' models differ, or this model cannot be distributed yet.
@@ -100,9 +101,13 @@ class Engine:
             )
         self._optimizers = optimizers
         agree(exchange, index, manifest(model, vars(options), optimizers), self._device.where)
-        self._timing = timing
-        if timing is None and options.rule == "time" and options.comm == "hybrid" and len(exchange.topology.nodes) > 1:
-            self._timing = Timing(measure(exchange, index, self._device.where), {}, {})
+        several = len(exchange.topology.nodes) > 1
+        by_time = several and options.rule == "time" and options.comm == "hybrid"
+        auto = several and options.sparse == "auto" and options.comm in FACTORED
+        if timing is None and (by_time or auto):
+            timing = Timing(measure(exchange, index, self._device.where, products=by_time), {}, {})
+        self._timing = timing if by_time else None
+        self._sparse: Rates | bool = timing.rates if auto and timing is not None else options.sparse == "always"
         if self._device.has_values:
             state = [*model.parameters(), *model.buffers()]
             broadcast(exchange, index, TAG_TENSORS, state, "initial state")
@@ -132,7 +137,8 @@ class Engine:
         if self._sizes is not None:
             topology = self._exchange.topology
             seen = [dict(self._sizes)] * len(topology.workers)
-            self._adopt(decide(self.options.comm, self._infos, seen, topology, self._timing, self.options.overlap))
+            comm, overlap = self.options.comm, self.options.overlap
+            self._adopt(decide(comm, self._infos, seen, topology, self._timing, overlap, self._sparse))
         self._hook()
         self._new_round()
 
@@ -190,6 +196,7 @@ class Engine:
             schemes,
             self.options,
             self._device,
+            self.decision.sparse,
         )
         self.plan.syncers.listen(self._bell)
         if self._stale is not None and (not self.plan.trial or self.options.comm == "ps"):
@@ -427,8 +434,11 @@ class Engine:
         timing = self._timing
         if timing is not None and not timing.backward:
             timing = replace(timing, backward=self._out.seconds)
+        sizes = self._out.factor_sizes
+        if self._sparse is not False:
+            sizes = self.plan.gradients.with_shares(sizes)
         decision, live = negotiate(
-            self._exchange, self._index, self.options, self._infos, self._out.factor_sizes, mine, timing
+            self._exchange, self._index, self.options, self._infos, sizes, mine, timing, self._sparse
         )
         self.buffers.keep_alive(live)
         self._adopt(decision)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +30,7 @@ class Options:
     staleness: int = 0
     staleness_mode: str = "newest"  # newest | fixed
     rule: str = "paper"  # paper | time
+    sparse: str = "auto"  # auto | always | never
 
 
 class Plan:
@@ -51,15 +52,18 @@ class Plan:
         schemes: Mapping[str, Scheme],
         options: Options,
         device: Device,
+        sparse: Collection[str] = (),
     ) -> None:
         self.version, self.rounds = version, 0
         sizes = {"kv_bytes": options.kv_bytes, "merge_bytes": options.merge_bytes, "staleness": options.staleness}
         self.book = make_book(exchange, infos, schemes, **sizes)
         dtypes = [p.dtype for p in params]
         depth = depth_of(options.staleness)
-        self.syncers = Syncers(exchange, index, version, self.book, dtypes, options.kv_bytes, depth, device)
+        self.syncers = Syncers(exchange, index, version, self.book, dtypes, options.kv_bytes, depth, device, sparse)
         tell_servers(exchange, index, version, self.book, sizes)
-        self.gradients = Gradients(self.book, params, records, device, depth)
+        self.gradients = Gradients(
+            self.book, params, records, device, depth, counted=self.trial and options.sparse != "never"
+        )
         for number, record in records.items():
             record.active = self.trial or schemes.get(infos[number].name, "ps") != "ps"
 

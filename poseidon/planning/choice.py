@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from poseidon.planning.book import Book, FactorSize, Param
@@ -17,12 +17,15 @@ from poseidon.planning.cost import (
     rows_floats,
     sfb_floats,
 )
-from poseidon.planning.time import Timing, choose
+from poseidon.planning.sparse import worth_coding
+from poseidon.planning.time import Rates, Timing, choose
 from poseidon.planning.timeline import Overlap
 from poseidon.planning.topology import Topology
 
 #: What every linear layer goes by under a comm that does not choose.
 _ALL: dict[str, Scheme] = {"sfb": "sfb", "project_adam": "adam", "block": "block"}
+#: Comms under which factors may be sent.
+FACTORED = ("hybrid", *_ALL)
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,13 @@ class Decision:
         schemes: scheme per parameter that can travel as factors or rows; all others go by PS.
         factors: size of its factors per such parameter (rows: the mean over nodes, rounded up).
         rates: of the cluster, where they were what decided.
+        sparse: weights whose factors are coded.
     """
 
     schemes: dict[str, Scheme]
     factors: dict[str, FactorSize]
     rates: dict[str, Any] | None = None
+    sparse: list[str] = field(default_factory=list)
 
 
 def decide(
@@ -47,6 +52,7 @@ def decide(
     topology: Topology,
     timing: Timing | None = None,
     overlap: Overlap = "backward",
+    sparse: Rates | bool = False,
 ) -> Decision:
     """Choose the scheme of every weight that can travel otherwise than whole.
 
@@ -60,6 +66,7 @@ def decide(
             no factors to send there and goes by PS. An embedding that was not used has 0 rows.
         timing: hybrid chooses by predicted time (comm.rule=time), unless there is but one node.
         overlap: what communication hides under.
+        sparse: whether factors are coded; on a cluster of these rates: where they are up earlier for it.
     """
     ranks, nodes = len(seen_by_rank), len(topology.nodes)
     schemes: dict[str, Scheme] = {} if comm == "downpour" else compulsory(params)
@@ -69,15 +76,28 @@ def decide(
         k = -(-sum(size.rows for size in sizes) // nodes)
         if not param.counted and (not param.factors or len(sizes) < ranks or (param.factors == "rows" and not k)):
             continue
-        factors[param.name] = FactorSize(k, max((size.itemsize for size in sizes), default=param.itemsize))
+        shares = [_mean(sizes, [size.u for size in sizes]), _mean(sizes, [size.v for size in sizes])]
+        factors[param.name] = FactorSize(k, max((size.itemsize for size in sizes), default=param.itemsize), *shares)
         if not param.counted and comm != "downpour":
             schemes[param.name] = _choose(comm, param, k if nodes > 1 else -(-k // ranks), topology)
-    if comm != "hybrid" or timing is None or nodes == 1:
-        return Decision(schemes, factors)
     linear = {param.name for param in params if param.factors == "linear"}
-    choices = {name: size for name, size in factors.items() if name in linear and size.rows}
-    schemes |= choose(params, choices, timing, topology, overlap)
-    return Decision(schemes, factors, timing.rates.as_dict())
+    rates = None
+    if comm == "hybrid" and timing is not None and nodes > 1:
+        choices = {name: size for name, size in factors.items() if name in linear and size.rows}
+        schemes |= choose(params, choices, timing, topology, overlap, sparse=sparse is not False)
+        rates = timing.rates
+    coded: list[str] = []
+    if sparse is not False:
+        known = None if sparse is True else sparse
+        coded = worth_coding(params, schemes, factors, topology, known)
+        rates = rates or known
+    return Decision(schemes, factors, rates.as_dict() if rates is not None else None, coded)
+
+
+def _mean(sizes: Sequence[FactorSize], shares: Sequence[float]) -> float:
+    """Over the rows of all."""
+    rows = sum(size.rows for size in sizes)
+    return sum(size.rows * share for size, share in zip(sizes, shares, strict=True)) / rows if rows else 1.0
 
 
 def compulsory(params: Sequence[Param]) -> dict[str, Scheme]:

@@ -10,13 +10,15 @@ Alternatives: the others' way for all, which ends at AlexNet's 10 GbE 2 % above 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
 from poseidon.planning.book import FactorSize, Param
-from poseidon.planning.cost import Scheme, block_floats, ps_busiest_floats, sfb_floats
+from poseidon.planning.cost import Scheme, block_floats, ps_busiest_floats
+from poseidon.planning.sparse import up_seconds
 from poseidon.planning.timeline import Overlap, Pass, Stage, iteration_seconds
 from poseidon.planning.topology import Topology
 
@@ -34,10 +36,11 @@ class Rates:
     Attributes:
         link: bytes/s that leave a node while as many enter it, software included.
         hop: seconds until a short message is there.
-        multiply: FLOP/s of a device.
+        multiply: FLOP/s of a device; infinite where nobody has asked.
         add: bytes/s of gradients that a host adds up; None: no time.
         host: FLOP/s of an owner's host; None: of no account, `add` tells its time.
         shared: host and device are the same processor.
+        code: bytes/s of factors, before coding, that a host codes or decodes; of profiles what one core here does.
         source: "measured" or "profile".
     """
 
@@ -48,6 +51,7 @@ class Rates:
     host: float | None = None
     shared: bool = False
     source: str = "measured"
+    code: float = 1.5e9
 
     @staticmethod
     def least(each: Sequence[Rates]) -> Rates:
@@ -62,10 +66,12 @@ class Rates:
             min(hosts, default=None),
             first.shared,
             first.source,
+            min(r.code for r in each),
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For records: what nobody has measured is null."""
+        return {key: None if value == math.inf else value for key, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -89,15 +95,18 @@ def choose(
     timing: Timing,
     topology: Topology,
     overlap: Overlap,
+    *,
+    sparse: bool = False,
 ) -> dict[str, Scheme]:
     """The scheme of each linear layer's weight.
 
     Args:
         params: all, in the model's order.
         sizes: of the factors per node, by name of the weights that may go otherwise than by PS.
+        sparse: factors may be coded, where that is predicted to bring them up earlier.
     """
     stages = {
-        (param.name, scheme): _stage(param, scheme, sizes.get(param.name), timing.rates, topology)
+        (param.name, scheme): _stage(param, scheme, sizes.get(param.name), timing.rates, topology, sparse=sparse)
         for param in params
         for scheme in (CHOICES if param.name in sizes else CHOICES[:1])
     }
@@ -140,7 +149,9 @@ def _flops(param: Param, size: FactorSize) -> float:
     return 2.0 * size.rows * param.numel
 
 
-def _stage(param: Param, scheme: Scheme, size: FactorSize | None, rates: Rates, topology: Topology) -> Stage:
+def _stage(
+    param: Param, scheme: Scheme, size: FactorSize | None, rates: Rates, topology: Topology, *, sparse: bool
+) -> Stage:
     """What follows a layer's backward pass, at the node that has most to do."""
     workers, servers, dedicated = topology.parties
     devices = max(map(len, topology.nodes))
@@ -152,12 +163,10 @@ def _stage(param: Param, scheme: Scheme, size: FactorSize | None, rates: Rates, 
         # Piece by piece, so that what a host adds hides under what the link carries, unless the device waits for it.
         return Stage(wire + added if rates.shared else max(wire, added), hop=2 * rates.hop)
     (m, n), flops = param.shape, _flops(param, size)
+    up, _ = up_seconds(param, scheme, size if sparse else size._replace(u=1.0, v=1.0), rates, topology)
     if scheme == "sfb":
-        up = sfb_floats(m, n, size.rows, workers) / 2 * size.itemsize / rates.link
         return Stage(up, workers * flops / rates.multiply / devices, hop=rates.hop, late=True)
-    whole = block_floats(m, n, size.rows, workers, servers, dedicated) / 2
-    matrix = block_floats(m, n, 0, workers, servers, dedicated) / 2
-    up, down = (whole - matrix) * size.itemsize / rates.link, matrix * param.itemsize / rates.link
+    down = block_floats(m, n, 0, workers, servers, dedicated) / 2 * param.itemsize / rates.link
     if rates.shared:
         return Stage(up, share * flops / rates.multiply, "device", down, rates.hop)
     return Stage(up, share * flops / rates.host if rates.host else added, "host", down, rates.hop)

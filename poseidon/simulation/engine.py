@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from functools import partial
 from math import ceil
 
 from poseidon.planning import Book, FactorSize, Unit
 from poseidon.planning.events import Priority, Then
+from poseidon.planning.sparse import row_bytes
 from poseidon.simulation.job import Job, Overlap
 from poseidon.simulation.loop import Loop, after_backward, before_forward
 from poseidon.simulation.node import Node, Together
@@ -26,9 +28,11 @@ class EngineSync:
         factors: dict[str, FactorSize],
         overlap: Overlap,
         piece_bytes: int,
+        coded: Collection[str] = (),
     ) -> None:
         self._node, self._loop, self._job, self._book = node, loop, job, book
         self._factors, self._overlap, self._piece = factors, overlap, piece_bytes
+        self._coded = coded
         self._nodes = len(book.topology.nodes)
         number = {param.name: index for index, param in enumerate(book.params)}
         self._unit = {name: book.unit_of[index] for name, index in number.items()}
@@ -73,7 +77,7 @@ class EngineSync:
             self._node.to_host(unit.nbytes, partial(self._push, unit, priority, done))
         else:
             own = self._own_bytes(unit)
-            self._node.to_host(own, partial(self._broadcast, own, priority, done))
+            self._node.to_host(own, partial(self._broadcast, unit, own, priority, done))
 
     def _push(self, unit: Unit, priority: Priority, done: Then) -> None:
         """Every piece to its shard, where it waits for the others' and is added up, and back.
@@ -97,15 +101,18 @@ class EngineSync:
     def _own_bytes(self, unit: Unit) -> float:
         """Of this node's factors, or touched rows."""
         param = self._book.params[unit.params[0]]
-        k, itemsize = self._factors[param.name]
-        return k * (param.row_bytes if unit.scheme == "rows" else sum(param.shape) * itemsize)
+        size = self._factors[param.name]
+        return size.rows * (param.row_bytes if unit.scheme == "rows" else sum(param.shape) * size.itemsize)
 
-    def _broadcast(self, own: float, priority: Priority, done: Then) -> None:
-        others = self._nodes - 1
-        pieces = max(1, ceil(own / self._piece))
+    def _broadcast(self, unit: Unit, own: float, priority: Priority, done: Then) -> None:
+        """On the link coded factors are smaller; to and from the device they are as they were."""
+        others, param = self._nodes - 1, self._book.params[unit.params[0]]
+        size = self._factors[param.name]
+        wire = size.rows * row_bytes(size, *param.shape, coded=True) if param.name in self._coded else own
+        pieces = max(1, ceil(wire / self._piece))
         together = Together(pieces, partial(self._node.to_device, others * own, done))
         for _ in range(pieces):
-            self._node.transfer(others * own / pieces, together, priority)
+            self._node.transfer(others * wire / pieces, together, priority)
 
     def _apply(self, t: int, unit: Unit) -> None:
         """The unit's parts are on the device."""

@@ -81,6 +81,7 @@ class System:
         overlap: ``none`` (all communication after the backward pass), ``backward`` (layer by layer under it), or
             ``full`` (also under the next forward pass, which goes on layer by layer; what the front layers wait for
             goes first). The engine does not have ``full``. Of ``ps``, ``sfb`` and ``hybrid`` only.
+        sparse: ``auto`` (factors are coded where that pays), ``always`` or ``never``; coding takes no time here.
         kv_bytes, merge_bytes: of the book, see :func:`poseidon.planning.build_book`.
         bucket_bytes, first_bucket_bytes: of ``ddp``: of its buckets, and of the first one.
     """
@@ -91,3 +92,4 @@ class System:
     merge_bytes: int = 64 * 1024
     bucket_bytes: int = 25 * MIB
     first_bucket_bytes: int = MIB
+    sparse: Literal["auto", "always", "never"] = "never"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from poseidon.planning import Topology, build_book, decide
+import math
+
+from poseidon.planning import Rates, Topology, build_book, decide
 from poseidon.planning.events import Clock
 from poseidon.simulation.engine import EngineSync
 from poseidon.simulation.job import Job, Network, System
@@ -27,7 +29,7 @@ def simulate(job: Job, network: Network, system: System) -> Outcome:
     """
     nodes = 1 if system.comm == "single" else network.nodes
     node = Node(Clock(), job, network)
-    loop, sync = _system(node, job, nodes, system)
+    loop, sync = _system(node, job, network, nodes, system)
     loop.run(sync)
     node.clock.run()
     assert len(loop.ends) == _WARMUP + _MEASURED, "an iteration waits for something that never comes"
@@ -45,7 +47,7 @@ def simulate(job: Job, network: Network, system: System) -> Outcome:
     )
 
 
-def _system(node: Node, job: Job, nodes: int, system: System) -> tuple[Loop, Sync]:
+def _system(node: Node, job: Job, network: Network, nodes: int, system: System) -> tuple[Loop, Sync]:
     iterations = _WARMUP + _MEASURED
     if system.comm == "single" or (system.comm == "ddp" and nodes == 1):
         loop = Loop(node, job, iterations)
@@ -57,7 +59,13 @@ def _system(node: Node, job: Job, nodes: int, system: System) -> tuple[Loop, Syn
         loop = Loop(node, job, iterations)
         return loop, FSDPSync(node, loop, job, nodes, system.merge_bytes)
     topology = Topology.flat(nodes)
-    decision = decide(system.comm, job.params, [job.factors] * nodes, topology)
+    decision = decide(
+        system.comm,
+        job.params,
+        [job.factors] * nodes,
+        topology,
+        sparse=_sparse(network, system) if nodes > 1 else False,
+    )
     book = build_book(
         job.params,
         topology,
@@ -67,4 +75,13 @@ def _system(node: Node, job: Job, nodes: int, system: System) -> tuple[Loop, Syn
     )
     skips = frozenset(name for name, scheme in decision.schemes.items() if scheme == "sfb")
     loop = Loop(node, job, iterations, skips)
-    return loop, EngineSync(node, loop, job, book, decision.factors, system.overlap, system.kv_bytes)
+    return loop, EngineSync(node, loop, job, book, decision.factors, system.overlap, system.kv_bytes, decision.sparse)
+
+
+def _sparse(network: Network, system: System) -> Rates | bool:
+    """Whether factors are coded: as the engine decides on such a network."""
+    if system.sparse != "auto":
+        return system.sparse == "always"
+    if network.rate is None:
+        return False
+    return Rates(network.rate * network.goodput / 8, network.hop, math.inf, source="profile")

@@ -13,9 +13,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from poseidon.config.schema import ClusterConfig, Comm, Precision, Rule, TrainConfig
+from poseidon.config.density import densities
+from poseidon.config.schema import ClusterConfig, Comm, Precision, Rule, Sparse, TrainConfig
 from poseidon.errors import UserError
-from poseidon.planning import FactorSize, Topology, build_book, by_layer, decide, describe, sharded_bytes, totals
+from poseidon.planning import (
+    FACTORED,
+    FactorSize,
+    Topology,
+    build_book,
+    by_layer,
+    decide,
+    describe,
+    sharded_bytes,
+    totals,
+)
 from poseidon.reporting.plan import Plan
 from poseidon.tracking.summary import part_name
 
@@ -36,7 +47,16 @@ def make_plan(config: TrainConfig) -> Plan:
     infos, seen = _survey(config)
     topology = topology_of(config.cluster)
     by_rank = _per_device(seen, config.cluster.devices_per_node) * nodes
-    decision = decide(comm.value, infos, by_rank, topology, _timing(config), config.comm.overlap.value)
+    timing = _timing(config)
+    decision = decide(
+        comm.value,
+        infos,
+        by_rank,
+        topology,
+        timing if by_time(config) else None,
+        config.comm.overlap.value,
+        timing.rates if codes(config) and timing is not None else config.comm.sparse is Sparse.always,
+    )
     book = build_book(
         infos,
         topology,
@@ -51,7 +71,9 @@ def make_plan(config: TrainConfig) -> Plan:
         sent = sharded_bytes(((info.shape, info.itemsize, True) for info in infos), ring)
     else:
         homes = [*topology.nodes, *((rank,) for rank in topology.apart)]
-        sent = max(sum(book.planned_bytes(rank, decision.factors).between for rank in home) for home in homes)
+        sent = max(
+            sum(book.planned_bytes(rank, decision.factors, decision.sparse).between for rank in home) for home in homes
+        )
     rows = by_layer(describe(book, decision.factors, 0))
     return Plan(
         model=part_name(config.model) or "?",
@@ -68,7 +90,7 @@ def make_plan(config: TrainConfig) -> Plan:
 
 
 def _timing(config: TrainConfig) -> Timing | None:
-    if not by_time(config):
+    if not by_time(config) and not codes(config):
         return None
     if config.hardware is None:
         raise UserError(
@@ -85,6 +107,13 @@ def by_time(config: TrainConfig) -> bool:
     return config.comm.name is Comm.hybrid and config.comm.rule is Rule.time and config.cluster.nodes > 1
 
 
+def codes(config: TrainConfig) -> bool:
+    """Does it depend on known rates which factors are coded?"""
+    comm, cluster = config.comm, config.cluster
+    known = config.hardware is not None and (cluster.bandwidth is not None or bool(cluster.node_bandwidth))
+    return known and comm.sparse is Sparse.auto and comm.name.value in FACTORED and cluster.nodes > 1
+
+
 def topology_of(cluster: ClusterConfig) -> Topology:
     """Which ranks are on which node, and which of them serve."""
     return Topology.of([cluster.devices_per_node] * cluster.nodes, cluster.servers)
@@ -93,7 +122,7 @@ def topology_of(cluster: ClusterConfig) -> Topology:
 def _per_device(seen: dict[str, FactorSize], devices: int) -> list[dict[str, FactorSize]]:
     """What each device of a node sees of the node's rows."""
     return [
-        {n: FactorSize(s.rows * (d + 1) // devices - s.rows * d // devices, s.itemsize) for n, s in seen.items()}
+        {n: s._replace(rows=s.rows * (d + 1) // devices - s.rows * d // devices) for n, s in seen.items()}
         for d in range(devices)
     ]
 
@@ -112,13 +141,18 @@ def _survey(config: TrainConfig) -> tuple[list[Param], dict[str, FactorSize]]:
 
 
 def as_trained(config: TrainConfig, infos: list[Param], seen: dict[str, FactorSize]) -> dict[str, FactorSize]:
-    """Of the factors that one plain backward pass gives, what the engine sees under the trainer's settings."""
+    """Of the factors that one plain backward pass gives, what the engine sees under the trainer's settings, as sparse
+    as ``model.density`` says."""
     linear = {info.name for info in infos if info.factors == "linear"}
     if config.trainer.accumulate > 1:  # the gradient of several backward passes is no product of factors
         seen = {name: size for name, size in seen.items() if name not in linear}
     if config.trainer.precision is Precision.bf16:
-        seen |= {name: FactorSize(size.rows, 2) for name, size in seen.items() if name in linear}
-    return seen
+        seen |= {name: size._replace(itemsize=2) for name, size in seen.items() if name in linear}
+    shares = densities(config.model)
+    layers = {info.name: info.layer for info in infos if info.name in linear and info.layer in shares}
+    return seen | {
+        name: seen[name]._replace(**shares[layer]._asdict()) for name, layer in layers.items() if name in seen
+    }
 
 
 def _observe(config: TrainConfig, device: str) -> tuple[list[Param], dict[str, FactorSize]]:

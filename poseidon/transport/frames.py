@@ -12,11 +12,12 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAGIC = b"PSDN"
-VERSION = 3
+VERSION = 4
 TOKEN_BYTES = 16
 
-# magic, version, kind, rank, token | model, plan, round, unit, pair | rows, k, step, offset, total, length | crc32
-_LAYOUT = struct.Struct("<4sBBH16s HHIII QQQQQQ")
+# magic, version, kind, rank, token | model, plan, round, unit, pair
+# | rows, k, step, dense, offset, total, length | crc32
+_LAYOUT = struct.Struct("<4sBBH16s HHIII QQQQQQQ")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _LAYOUT.size + _CRC.size
 
@@ -52,6 +53,7 @@ class Header(NamedTuple):
         model, plan: which distributed model, which version of its plan. round: synchronisation count.
         unit, pair: key within the plan. rows: n_r, the sender's rows in this step. k: rows of the factors.
         step: optimizer steps that the sender had made by then.
+        dense: bytes that the whole transfer had before it was coded, which made it smaller; 0: it is as it was.
         offset, total: where this payload stands in the whole transfer, and that one's size (bytes).
         length: bytes of payload that follow.
     """
@@ -66,9 +68,18 @@ class Header(NamedTuple):
     rows: int = 0
     k: int = 0
     step: int = 0
+    dense: int = 0
     offset: int = 0
     total: int = 0
     length: int = 0
+
+    @property
+    def dense_length(self) -> int:
+        """Of `length`, the share before it was coded; of all pieces together exactly `dense`."""
+        if not self.dense:
+            return self.length
+        end = self.offset + self.length
+        return self.dense * end // self.total - self.dense * self.offset // self.total
 
 
 def sized(header: Header, length: int) -> Header:
@@ -95,7 +106,8 @@ def unpack(data: bytes | memoryview, token: bytes, world_size: int, payload_byte
     magic, version, kind, rank, its_token, *rest = _LAYOUT.unpack_from(data)
     if magic != MAGIC or version != VERSION or its_token != token or rank >= world_size:
         return None
-    if rest[-1] != payload_bytes or rest[-3] + payload_bytes > rest[-2]:
+    dense, offset, total, length = rest[-4:]
+    if length != payload_bytes or offset + length > total or 0 < dense <= total:
         return None
     try:
         return Header(Kind(kind), rank, *rest)
