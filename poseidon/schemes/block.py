@@ -65,7 +65,7 @@ class Block(SFB):
         shared = encode(parts[1 - side])
         for peers, stretch in self._ways:
             cut = parts[side].view(k, len(self._blocks.whole))[:, stretch.start : stretch.stop]
-            mine = encode(cut.reshape(-1))
+            mine = encode(cut.contiguous().view(-1))
             u, v = (mine, shared) if side == 0 else (shared, mine)
             dense = k * sum(self._blocks.shape(stretch)) * factors.itemsize
             message = self.coded(u, v, factors.dtype, k, dense)
@@ -96,10 +96,9 @@ class Block(SFB):
             self._arrived(header.round, header.rank, stretch.start, values)
 
     def waits_for(self) -> list[tuple[str, int]]:
-        me, workers = self._context.rank, self._context.topology.workers
+        me = self._context.rank
         for round_, matrix in self._coming.items():
-            got = self._rounds.get(round_, {})
-            factors = [rank for rank in workers if rank not in got] if me in matrix.missing else []
+            factors = self.not_come(round_) if me in matrix.missing else []
             blocks = [self.missing("block", owner) for owner in sorted(matrix.missing - {me})]
             return [self.missing(self.what, rank) for rank in factors] + blocks
         return []

@@ -48,6 +48,7 @@ class Broadcast:
         self._contributed: dict[int, None] = {}  # rounds that are not complete
         # A peer may be ahead.
         self._rounds: dict[int, dict[int, Contribution]] = {}
+        self._decoding: set[tuple[int, int]] = set()  # (round, rank) of what has come, but is not added yet
         self._partial: dict[tuple[int, int, Kind], tuple[torch.Tensor, int]] = {}
 
     def pack(self, contribution: Contribution) -> Message:
@@ -149,21 +150,30 @@ class Broadcast:
         data = self.assemble(header, payload)
         if data is None:
             return
-        add = partial(self.add, header.round, header.rank)
-        if sparse:
-            self._context.work(partial(self.unpack, header, data), add)
-        else:
-            add(self.unpack(header, data))
+        if not sparse:
+            self.add(header.round, header.rank, self.unpack(header, data))
+            return
+        key = (header.round, header.rank)
+        self._decoding.add(key)
+
+        def decoded(contribution: Contribution) -> None:
+            self._decoding.discard(key)
+            self.add(*key, contribution)
+
+        self._context.work(partial(self.unpack, header, data), decoded)
 
     def waits_for(self) -> list[tuple[str, int]]:
         for round_ in self._contributed:
-            got = self._rounds.get(round_, {})
-            return [self.missing(self.what, rank) for rank in self._context.topology.workers if rank not in got]
+            return [self.missing(self.what, rank) for rank in self.not_come(round_)]
         return []
 
+    def not_come(self, round_: int) -> list[int]:
+        """The workers of which nothing has come in a round."""
+        got = self._rounds.get(round_, {})
+        return [r for r in self._context.topology.workers if r not in got and (round_, r) not in self._decoding]
+
     def owed_by(self) -> set[tuple[int, int]]:
-        workers = self._context.topology.workers
-        return {(round_, rank) for round_, got in self._rounds.items() for rank in workers if rank not in got}
+        return {(round_, rank) for round_ in self._rounds for rank in self.not_come(round_)}
 
     def missing(self, what: str, rank: int) -> tuple[str, int]:
         """What has not come of a rank, and who is to hand it on."""
