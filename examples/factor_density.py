@@ -17,7 +17,7 @@ from poseidon.models import alexnet, torchvision_model
 
 BUILD = {
     "alexnet": lambda shape, classes: alexnet(shape, classes),
-    "vgg19": lambda shape, classes: torchvision_model("vgg19", shape, classes),
+    "vgg19": lambda shape, classes: torchvision_model("vgg19", classes, shape),
 }
 
 parser = argparse.ArgumentParser()

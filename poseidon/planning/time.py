@@ -150,7 +150,7 @@ def _flops(param: Param, size: FactorSize) -> float:
 
 
 def _stage(
-    param: Param, scheme: Scheme, size: FactorSize | None, rates: Rates, topology: Topology, *, sparse: bool
+    param: Param, scheme: Scheme, size: FactorSize | None, rates: Rates, topology: Topology, *, sparse: bool = False
 ) -> Stage:
     """What follows a layer's backward pass, at the node that has most to do."""
     workers, servers, dedicated = topology.parties
