@@ -115,6 +115,7 @@ class Session:
         merge_bytes: int = 64 * 1024,
         staleness: int = 0,
         staleness_mode: Literal["newest", "fixed"] = "newest",
+        sparse: Literal["auto", "always", "never"] = "auto",
         bucket_cap_mb: float = 25.0,
         sizes: Mapping[str, FactorSize] | None = None,
         timing: Timing | None = None,
@@ -150,10 +151,13 @@ class Session:
                 averaged backward pass.
             staleness_mode: ``newest``: what is complete is applied; ``fixed``: averages are applied as late as
                 `staleness` allows, which makes runs reproducible.
+            sparse: whether factors, which ReLU and dropout make sparse, are sent as bits and non-zeros where that is
+                smaller (docs/wire.md); exact either way. ``auto``: of the layers that it is predicted to pay for, from
+                what iteration 0 shows and rates of links and processors that are measured now.
             bucket_cap_mb: ddp only: bucket size in MiB.
             sizes: of the factors that iteration 0 would tell, by name of the weight, equal on all ranks; without them
                 iteration 0 goes by PS and tells.
-            timing: what ``rule="time"`` would measure, equal on all ranks.
+            timing: what ``rule="time"`` and ``sparse="auto"`` would measure, equal on all ranks.
 
         Returns:
             `model` itself.
@@ -171,6 +175,7 @@ class Session:
             raise UserError(f"kv_bytes={kv_bytes} must lie between 1024 and {MAX_PAYLOAD}")
         if merge_bytes < 0:
             raise UserError(f"merge_bytes={merge_bytes} must not be negative")
+        one_of("sparse", sparse, ("auto", "always", "never"))
         one_of("staleness_mode", staleness_mode, ("newest", "fixed"))
         if staleness < 0:
             raise UserError(f"staleness={staleness} must not be negative")
@@ -205,7 +210,7 @@ class Session:
             sync = FSDP(model, optimizers, self.device, merge_bytes, self.accelerator, self.tracer)
         elif self._exchange is not None:
             options = Options(
-                comm, overlap, rows, kv_bytes, merge_bytes, staleness, staleness_mode, rule, plan is not None
+                comm, overlap, rows, kv_bytes, merge_bytes, staleness, staleness_mode, rule, plan is not None, sparse
             )
             device, here = traced(self._accelerator_of(model), self.tracer), self._job.local_world_size
             if comm == "downpour":

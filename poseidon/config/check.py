@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from poseidon.config.density import densities
 from poseidon.config.profiles import check_hardware
 from poseidon.config.schema import (
     AUTO,
@@ -67,6 +68,7 @@ def check_train(config: TrainConfig) -> None:
     _check_servers(config)
     _check_contradictions(config)
     _check_dataset(config.dataset)
+    densities(config.model)
     if config.hardware is not None:
         check_hardware(config.hardware)
         if not isinstance(config, ProfileConfig):

@@ -57,19 +57,6 @@ class LayerTable(Provenance):
 
 
 @dataclass
-class FactorDensity:
-    """Share of non-zeros in a linear layer's factors: u, the gradient of its output, and v, its input."""
-
-    u: float = 1.0
-    v: float = 1.0
-
-
-@dataclass
-class DensityTable(Provenance):
-    layers: dict[str, FactorDensity] = field(default_factory=dict)
-
-
-@dataclass
 class HardwareConfig(Provenance):
     """An accelerator and its host, as an emulated node has them; ``source`` and ``trust`` hold for what has none.
 
@@ -85,7 +72,6 @@ class HardwareConfig(Provenance):
     host_copy: float | None = None  # bytes/s between device and host, each way
     server_sum: float | None = None  # bytes/s of gradients that the host adds up
     layers: dict[str, LayerTable] = field(default_factory=dict)
-    density: dict[str, DensityTable] = field(default_factory=dict)
     sources: dict[str, Provenance] = field(default_factory=dict)  # of single keys, such as host_copy
 
     def provenance(self, key: str) -> Provenance:

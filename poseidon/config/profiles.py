@@ -35,9 +35,6 @@ def check_hardware(profile: HardwareConfig) -> None:
             )
         if not any(times.forward + times.backward for times in table.seconds.values()):
             raise UserError(f"hardware.layers.{model}.seconds: no layer takes any time")
-    for model, densities in profile.density.items():
-        for layer, density in densities.layers.items():
-            _within(f"hardware.density.{model}.layers.{layer}", 0, 1, u=density.u, v=density.v)
     known = [field.name for field in fields(profile)]
     for key in profile.sources:
         if key not in known:

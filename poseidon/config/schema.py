@@ -41,6 +41,14 @@ class Overlap(Choice):
     full = "full"
 
 
+class Sparse(Choice):
+    """Are factors sent as bits and non-zeros? Not on and off, which are no words in YAML."""
+
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+
 class Rule(Choice):
     """How comm=hybrid chooses a layer's scheme: by the papers' count of floats, or by predicted time."""
 
@@ -83,10 +91,10 @@ class Precision(Choice):
 
 
 #: Keys that describe a choice and are never passed to its target; ``name`` in every group. ``weights``: a file to
-#: start from; ``auxiliary_weight`` and ``classes_dim``: what the loss must know of the model's output;
-#: ``dtype``: of the inputs.
+#: start from; ``auxiliary_weight`` and ``classes_dim``: what the loss must know of the model's output; ``density``: of
+#: its factors, where nothing computes; ``dtype``: of the inputs.
 DESCRIPTORS: dict[str, tuple[str, ...]] = {
-    "model": ("weights", "fresh", "native", "auxiliary_weight", "classes_dim"),
+    "model": ("weights", "fresh", "native", "density", "auxiliary_weight", "classes_dim"),
     "dataset": ("shape", "dtype", "num_classes", "throughput_only"),
     "schedule": ("interval",),
 }
@@ -138,6 +146,7 @@ class CommConfig:
     merge_bytes: int = 64 * 1024  # parameters smaller than this share a message
     staleness: int = 0  # iterations by which weights may lack averages that others have (SSP)
     staleness_mode: StalenessMode = StalenessMode.newest
+    sparse: Sparse = Sparse.auto
     ddp: DDPConfig = field(default_factory=DDPConfig)
 
     @property

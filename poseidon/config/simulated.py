@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from poseidon.config.paths import conf_dir
-from poseidon.config.schema import Comm, CommConfig, Overlap, Rule, SimulateConfig
+from poseidon.config.schema import Comm, CommConfig, Overlap, Rule, SimulateConfig, Sparse
 from poseidon.config.units import parse_rate, parse_seconds
 from poseidon.errors import UserError
 
@@ -131,6 +131,7 @@ def _variant(comm: CommConfig, name: str) -> Variant:
         name=Comm[said["name"]],
         overlap=Overlap.full if name.endswith(FULL) else Overlap[said.get("overlap", "backward")],
         rule=Rule[said.get("rule", comm.rule.name)],
+        sparse=Sparse[said.get("sparse", comm.sparse.name)],
     )
     if bucket is None:
         return Variant(name, chosen)

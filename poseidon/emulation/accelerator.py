@@ -65,6 +65,7 @@ class Accelerator:
         self._alarms = Alarms()
         self._row_product = {weight_of(call): product_seconds(call) / call.rows for call in calls if call.rows}
         self._memory: dict[torch.dtype, torch.Tensor] = {}
+        self._sparse: dict[float, torch.Tensor] = {}
 
     def record(self, tracer: Tracer) -> None:
         """Before anything is computed: its work is to be recorded."""
@@ -153,6 +154,15 @@ class Accelerator:
         """A tensor that shares its memory with all others."""
         self._reserve(max(1, shape.numel()), dtype)
         return self._memory[dtype][: shape.numel()].view(shape)
+
+    def sparse(self, numel: int, share: float) -> torch.Tensor:
+        """[numel], float32, of which that share, scattered at random, is not zero. All of one share share memory."""
+        known = self._sparse.get(share)
+        if known is None or len(known) < numel:
+            # What is coded, sent and decoded must be as it would be; what is in it is of no account.
+            chance = torch.rand(numel, generator=torch.Generator().manual_seed(0))
+            known = self._sparse[share] = (chance < share).to(torch.float32)
+        return known[:numel]
 
 
 def weight_of(call: LayerTime) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from poseidon.config.hardware import FactorDensity
+from poseidon.config.density import FactorDensity
 from poseidon.emulation.accelerator import Accelerator, product_seconds
 from poseidon.emulation.layers import LayerTime
 from poseidon.engine.capture import Factors, backward_mode, recorder
@@ -83,16 +83,15 @@ class _Layer:
     places: list[Place]
     accelerator: Accelerator
     density: FactorDensity
-    _factors: dict[int, Tensor] = field(default_factory=dict)
 
-    def factor(self, width: int, share: float) -> Tensor:
-        """[K, width], with exactly that share of non-zeros (rounded to one)."""
-        if width not in self._factors:
-            numel = self.time.rows * width if self.time.rows else 0
-            flat = torch.zeros(numel)
-            flat[: round(share * numel)] = 1.0
-            self._factors[width] = flat.view(-1, width)
-        return self._factors[width]
+    def factors(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """u and v of a round, as sparse as they are to be."""
+        rows = self.time.rows or 0
+        found = tuple(
+            self.accelerator.sparse(rows * width, share).view(rows, width)
+            for width, share in zip(weight.shape, self.density, strict=True)
+        )
+        return found[0], found[1]
 
     def record(self, token: Tensor) -> Any:
         """Where the engine wants factors or rows of this call; None: a dense gradient."""
@@ -132,8 +131,7 @@ class _Call(torch.autograd.Function):
         if record is not None and backward_mode(record) == "factors":
             recorded = record.weight
             if isinstance(record, Factors):
-                m, n = recorded.shape
-                record.factors.append((layer.factor(m, layer.density.u), layer.factor(n, layer.density.v)))
+                record.factors.append(layer.factors(recorded))
                 seconds -= product_seconds(layer.time)
             elif isinstance(record, Rows):
                 record.add(_touched(recorded, layer), layer.time.indices)

@@ -1,4 +1,5 @@
-"""What the ranks choose schemes by: the papers' rule, rates that are known or measured, or a recorded plan."""
+"""What the ranks choose schemes by, and what they code: the papers' rule, rates that are known or measured, or a
+recorded plan."""
 
 from __future__ import annotations
 
@@ -17,7 +18,18 @@ from poseidon.engine.plan import Options
 from poseidon.engine.rates import measure
 from poseidon.engine.start import TAG_RECORDED
 from poseidon.errors import UserError
-from poseidon.planning import Decision, FactorSize, Param, Recorded, Timing, decide, read_plan, recorded_plan
+from poseidon.planning import (
+    FACTORED,
+    Decision,
+    FactorSize,
+    Param,
+    Rates,
+    Recorded,
+    Timing,
+    decide,
+    read_plan,
+    recorded_plan,
+)
 
 log = logging.getLogger("poseidon")
 
@@ -32,6 +44,7 @@ class Basis:
     options: Options
     timing: Timing | None = None
     recorded: Recorded | None = None
+    sparse: Rates | bool = False  # are factors coded? see decide()
 
     def observed(self, backward: Mapping[str, float]) -> Basis:
         """With the layers' times in the first iteration, unless they were known."""
@@ -42,7 +55,8 @@ class Basis:
     def decide(self, params: Sequence[Param], seen: Sequence[Mapping[str, FactorSize]], exchange: Exchange) -> Decision:
         """Args and errors: see :func:`poseidon.planning.decide`."""
         options = self.options
-        return decide(options.comm, params, seen, exchange.topology, self.timing, options.overlap, self.recorded)
+        how = self.timing, options.overlap, self.recorded, self.sparse
+        return decide(options.comm, params, seen, exchange.topology, *how)
 
 
 def basis_of(
@@ -64,20 +78,21 @@ def basis_of(
         UserError: no plan for this model on these nodes; the same on every rank.
     """
     infos = trainable(model)[1]
-    if options.comm != "hybrid":
-        return Basis(options)
-    if options.replays:
-        return Basis(options, recorded=_share(exchange, index, model, infos, plan))
-    if options.rule != "time" or len(exchange.topology.nodes) == 1:
-        return Basis(options)
-    if timing is None and sum(info.nbytes for info in infos if info.factors == "linear") >= _WORTH:
-        if device.where.type == "cuda" or not device.has_values:
+    several = len(exchange.topology.nodes) > 1
+    replays = options.comm == "hybrid" and options.replays
+    by_time = several and options.comm == "hybrid" and options.rule == "time" and not replays
+    auto = several and options.comm in FACTORED and options.sparse == "auto"
+    if timing is None and (by_time or auto) and sum(p.nbytes for p in infos if p.factors == "linear") >= _WORTH:
+        if by_time and (device.where.type == "cuda" or not device.has_values):
             # A GPU's kernels run after the hooks that would time them; an emulated one does not work as this host does.
+            by_time = False
             if exchange.rank == 0:
                 log.info("rule=time: an accelerator's seconds per layer are not known, so the papers' rule chooses")
-        else:
-            timing = Timing(measure(exchange, index, device.where), {}, {})
-    return Basis(options, timing)
+        if by_time or (auto and device.has_values):
+            timing = Timing(measure(exchange, index, device.where, products=by_time), {}, {})
+    sparse = timing.rates if auto and timing is not None else options.sparse == "always"
+    recorded = _share(exchange, index, model, infos, plan) if replays else None
+    return Basis(options, timing if by_time else None, recorded, sparse)
 
 
 def _share(exchange: Exchange, index: int, model: nn.Module, infos: Sequence[Param], plan: Any) -> Recorded:

@@ -60,7 +60,8 @@ class Engine:
         device: where gradients are made, if not on this host.
         ranks_here: ranks of this machine, which share its memory.
         sizes: of the factors that iteration 0 would tell, equal on all ranks: then nothing needs finding out.
-        timing: of the cluster, which comm.rule=time else measures, and of the layers; equal on all ranks.
+        timing: of the cluster, which comm.rule=time and comm.sparse=auto else measure, and of the layers; equal on all
+            ranks.
         plan: with options.replays, what is replayed: a file, or what it holds; rank 0's counts.
 
     Raises:
@@ -195,6 +196,7 @@ class Engine:
             schemes,
             self.options,
             self._device,
+            self.decision.sparse,
         )
         self.plan.syncers.listen(self._bell)
         if self._stale is not None and (not self.plan.trial or self.options.comm == "ps"):
@@ -452,8 +454,10 @@ class Engine:
                 "that no communication hides under it; compile it block by block (block.compile()) instead"
             )
         mine = self.buffers.changed() if first else []
-        basis = self._basis.observed(self._out.seconds)
-        decision, live = negotiate(self._exchange, self._index, basis, self._infos, self._out.factor_sizes, mine)
+        basis, sizes = self._basis.observed(self._out.seconds), self._out.factor_sizes
+        if basis.sparse is not False:
+            sizes = self.plan.gradients.with_shares(sizes)
+        decision, live = negotiate(self._exchange, self._index, basis, self._infos, sizes, mine)
         self.buffers.keep_alive(live)
         self._adopt(decision)
 

@@ -16,6 +16,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+from poseidon.engine.coder import Coder
 from poseidon.errors import OutOfStepError, PeerLostError, PoseidonError, UserError
 from poseidon.planning import Topology
 from poseidon.tracing import Tracer
@@ -46,6 +47,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self.sent: Counter[TrafficKey] = Counter()
+        self.dense: Counter[TrafficKey] = Counter()  # what was sent, before it was coded
         self.received: Counter[TrafficKey] = Counter()
         self.messages: Counter[TrafficKey] = Counter()  # sent
         self.arrived: Counter[TrafficKey] = Counter()  # messages
@@ -76,6 +78,7 @@ class Exchange:
         self.failure: PoseidonError | None = None
         self.traffic = Traffic()
         self.tracer: Tracer | None = None  # of what plans do that are made from now on
+        self.coder = Coder(lambda call, what: endpoint.post(partial(self.guarded, call, what)), self.broken)
         self._receivers: dict[tuple[int, int], Receiver] = {}
         self._shut: set[tuple[int, int]] = set()
         self._early: dict[tuple[int, int], list[tuple[Header, memoryview]]] = defaultdict(list)
@@ -185,6 +188,7 @@ class Exchange:
         length = 0 if payload is None else memoryview(payload).nbytes
         key = Traffic.key(header, peer)
         self.traffic.sent[key] += length
+        self.traffic.dense[key] += header._replace(length=length).dense_length
         self.traffic.messages[key] += 1
         self.endpoint.send(peer, header, payload, priority=priority)
 
@@ -308,8 +312,8 @@ class Exchange:
             self.failure = self.failure or error
 
     def broken(self, error: Exception) -> None:
-        """End the run for everyone, as copies between a device and this host have failed; from any thread."""
-        failure = _named(self.rank, "copies between the device and its host failed", error)
+        """End the run for everyone, as a thread that works for the endpoint has failed; from any thread."""
+        failure = _named(self.rank, "copies between the device and its host, or the coding of factors, failed", error)
         self.endpoint.post(partial(self._fail, failure))
 
     def answer(self, model: int, call: Callable[[int, int, int, int], None]) -> None:
@@ -375,6 +379,7 @@ class Exchange:
                 self.endpoint.post(partial(self.endpoint.send, peer, bye))
                 self.endpoint.post(partial(self.endpoint.send, peer, bye, urgent=True))
         self.endpoint.close(timeout if self.failure is None else 1.0)
+        self.coder.close()
 
 
 def _named(rank: int, what: str, error: Exception) -> PoseidonError:

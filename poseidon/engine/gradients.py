@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,9 @@ class Gradients:
     turn. With staleness s a peer that contributes to round t + 1 + s has everything of round t, so what was sent in
     round t may be overwritten `depth` = 2 + 2s rounds later (see Average).
 
+    Args:
+        counted: non-zeros of factors are, where these become gradients before they leave.
+
     Attributes:
         params: whose gradients these are.
 
@@ -44,7 +47,14 @@ class Gradients:
     """
 
     def __init__(
-        self, book: Book, params: Sequence[nn.Parameter], records: dict[int, Record], device: Device, depth: int
+        self,
+        book: Book,
+        params: Sequence[nn.Parameter],
+        records: dict[int, Record],
+        device: Device,
+        depth: int,
+        *,
+        counted: bool,
     ) -> None:
         self._device = device
         self._book = book
@@ -56,6 +66,8 @@ class Gradients:
         self._rows: dict[int, Touched | torch.Tensor | None] = {}  # settled, but not sent
         self._streams = Streams()  # on which gradients were settled
         self._like = [_like(p) for p in params]
+        self._counted = counted
+        self._counts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of non-zeros in u, v, where the factors are
 
     def settle(self, index: int) -> FactorSize | None:
         """All uses of a parameter are in. What cannot leave as factors becomes a dense ``p.grad``.
@@ -80,6 +92,8 @@ class Gradients:
         record.given = False
         if pure and self._scheme(index) in ("sfb", "adam", "block"):
             return size
+        if pure and self._counted:
+            self._counts[index] = self._non_zeros(record)
         part = record.spend(None)
         assert part is not None
         if p.grad is None:
@@ -89,6 +103,22 @@ class Gradients:
         else:
             p.grad.add_(part)  # in place, as autograd does: it may be a view of a user's flat buffer
         return size if pure else None
+
+    def _non_zeros(self, record: Factors) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers on the device, which nobody waits for yet."""
+        u, v = zip(*record.factors, strict=True)
+        return sum(map(torch.count_nonzero, u), torch.tensor(0)), sum(map(torch.count_nonzero, v), torch.tensor(0))
+
+    def with_shares(self, sizes: Mapping[str, FactorSize]) -> dict[str, FactorSize]:
+        """The sizes of a round by PS, with the shares of non-zeros. Waits for the device."""
+        result = dict(sizes)
+        for index, counts in self._counts.items():
+            param = self._book.params[index]
+            size = result.get(param.name)
+            if size is not None and size.rows:
+                u, v = (int(n) / (size.rows * side) for n, side in zip(counts, param.shape, strict=True))
+                result[param.name] = size._replace(u=u, v=v)
+        return result
 
     def _settle_rows(self, index: int, record: Rows) -> FactorSize | None:
         """An embedding; its size is that of all rows that are not zero, wherever they come from."""
@@ -148,7 +178,11 @@ class Gradients:
         return Contribution(rows, dense=dense)
 
     def _factored(self, unit: Unit, record: Factors, round_: int, rows: int) -> Contribution:
-        """u and v, each [k, ...] of all uses, copied side by side: u's rows first, then v's."""
+        """u and v, each [k, ...] of all uses, copied side by side: u's rows first, then v's.
+
+        -0.0, of which dropout makes many, becomes 0.0: what is sent is smaller for it, and this rank multiplies what
+        all others do.
+        """
         factors = record.take()
         k = sum(u.shape[0] for u, _ in factors)
         m, n = self.params[unit.params[0]].shape
@@ -156,8 +190,8 @@ class Gradients:
         u_all, v_all = buffer[: k * m].view(k, m), buffer[k * m :].view(k, n)
         row = 0
         for u, v in factors:
-            u_all[row : row + u.shape[0]].copy_(u)
-            v_all[row : row + u.shape[0]].copy_(v)
+            torch.add(u, 0, out=u_all[row : row + u.shape[0]])
+            torch.add(v, 0, out=v_all[row : row + u.shape[0]])
             row += u.shape[0]
         return Contribution(rows, factors=buffer, k=k)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from poseidon.engine.basis import Basis
 from poseidon.engine.exchange import Exchange
@@ -36,10 +37,10 @@ def negotiate(
     """
     if exchange.rank:
         exchange.say(0, model, TAG_SEEN, json.dumps(seen))
-        error, schemes, factors, rates, theirs = json.loads(exchange.hear(0, model, TAG_PLAN, "plan"))
+        error, schemes, factors, rates, coded, theirs = json.loads(exchange.hear(0, model, TAG_PLAN, "plan"))
         if error:
             raise UserError(error)
-        return Decision(schemes, _sizes(factors), rates), theirs
+        return Decision(schemes, _sizes(factors), rates, coded), theirs
     everyone = [dict(seen)]
     for peer in range(1, exchange.world_size):
         everyone.append(_sizes(json.loads(exchange.hear(peer, model, TAG_SEEN, "rows of iteration 0"))))
@@ -48,7 +49,8 @@ def negotiate(
         decision = basis.decide(params, everyone, exchange)
     except UserError as failure:
         error = failure
-    text = json.dumps([str(error or ""), decision.schemes, decision.factors, decision.rates, buffers])
+    told = [decision.schemes, decision.factors, decision.rates, decision.sparse, buffers]
+    text = json.dumps([str(error or ""), *told])
     for peer in range(1, exchange.world_size):
         exchange.say(peer, model, TAG_PLAN, text)
     if error is not None:
@@ -56,5 +58,5 @@ def negotiate(
     return decision, list(buffers)
 
 
-def _sizes(given: Mapping[str, Sequence[int]]) -> dict[str, FactorSize]:
+def _sizes(given: Mapping[str, Sequence[Any]]) -> dict[str, FactorSize]:
     return {name: FactorSize(*size) for name, size in given.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -33,6 +33,7 @@ class Options:
     staleness_mode: str = "newest"  # newest | fixed
     rule: str = "time"  # paper | time
     replays: bool = False  # a recorded plan
+    sparse: str = "auto"  # auto | always | never
 
 
 class Plan:
@@ -54,6 +55,7 @@ class Plan:
         schemes: Mapping[str, Scheme],
         options: Options,
         device: Device,
+        sparse: Collection[str] = (),
     ) -> None:
         self.version, self.rounds = version, 0
         sizes = {"kv_bytes": options.kv_bytes, "merge_bytes": options.merge_bytes, "staleness": options.staleness}
@@ -61,9 +63,11 @@ class Plan:
         dtypes = [p.dtype for p in params]
         depth = depth_of(options.staleness)
         make = Syncers if exchange.tracer is None else partial(TracedSyncers, exchange.tracer)
-        self.syncers = make(exchange, index, version, self.book, dtypes, options.kv_bytes, depth, device)
+        self.syncers = make(exchange, index, version, self.book, dtypes, options.kv_bytes, depth, device, sparse)
         tell_servers(exchange, index, version, self.book, sizes)
-        self.gradients = Gradients(self.book, params, records, device, depth)
+        self.gradients = Gradients(
+            self.book, params, records, device, depth, counted=self.trial and options.sparse != "never"
+        )
         for number, record in records.items():
             record.active = self.trial or schemes.get(infos[number].name, "ps") != "ps"
 

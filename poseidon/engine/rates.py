@@ -1,5 +1,5 @@
 """What this cluster can do, found out at start for comm.rule=time: how fast a device multiplies, a host adds, and a
-link carries. At most about a second, less on a fast link.
+link carries; and for comm.sparse=auto: how fast that is, and a host codes. At most about a second, less on a fast link.
 
 Every device sends to one of the next node and hears from one of the node before, all at once, as in training: so a
 node's link is measured both ways, with the software in front of it, and shared as its devices share it.
@@ -8,14 +8,17 @@ node's link is measured both ways, with the software in front of it, and shared 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 
 import torch
 
 from poseidon.engine.broadcast import TAG_RATES
 from poseidon.engine.exchange import Exchange
 from poseidon.planning.time import Rates
+from poseidon.schemes.coding import decode, encode, joined
 from poseidon.transport import Header, Kind
 
 #: Mailbox tags of texts.
@@ -27,33 +30,33 @@ _PIECE = 1024 * 1024
 _LONG_ENOUGH = 0.05
 _SIDE = 768  # of the matrices that are multiplied
 _ADDED = 1 << 23  # numbers, more than caches hold
+_CODED = 1 << 18  # numbers that are coded
 
 
-def measure(exchange: Exchange, model: int, device: torch.device) -> Rates:
+def measure(exchange: Exchange, model: int, device: torch.device, *, products: bool) -> Rates:
     """The same on every worker: of all the least. Collective among them; with one node nothing leaves it.
+
+    Args:
+        products: also how fast products and sums are made; else only what coding depends on.
 
     Raises:
         PeerLostError: a rank was lost or silent.
     """
     shared = device.type == "cpu"
     hop, link = _link(exchange, model)
-    mine = Rates(
-        link,
-        hop,
-        _multiply(device),
-        _add(),
-        None if shared else _multiply(torch.device("cpu")),
-        shared,
-    )
+    mine = Rates(link, hop, math.inf, shared=shared, code=_code())
+    if products:
+        host = None if shared else _multiply(torch.device("cpu"))
+        mine = replace(mine, multiply=_multiply(device), add=_add(), host=host)
     workers = exchange.topology.workers
     if exchange.rank:
-        exchange.say(0, model, _TAG_MINE, json.dumps(mine.as_dict()))
+        exchange.say(0, model, _TAG_MINE, json.dumps(asdict(mine)))
         return Rates(**json.loads(exchange.hear(0, model, _TAG_ALL, "rates of the cluster")))
     theirs = [exchange.hear(peer, model, _TAG_MINE, "its rates") for peer in workers if peer]
     least = Rates.least([mine, *(Rates(**json.loads(text)) for text in theirs)])
     for peer in workers:
         if peer:
-            exchange.say(peer, model, _TAG_ALL, json.dumps(least.as_dict()))
+            exchange.say(peer, model, _TAG_ALL, json.dumps(asdict(least)))
     return least
 
 
@@ -67,6 +70,18 @@ def _add() -> float:
     """Bytes/s."""
     total, part = torch.zeros(_ADDED), torch.ones(_ADDED)
     return part.nbytes / _least_seconds(lambda: total.add_(part), torch.device("cpu"))
+
+
+def _code() -> float:
+    """Bytes/s of dense factors, coded or decoded."""
+    generator = torch.Generator().manual_seed(0)
+    half = torch.rand(_CODED, generator=generator)
+    half[torch.rand(_CODED, generator=generator) < 0.5] = 0
+    coded, cpu = encode(half), torch.device("cpu")
+    data = joined([coded])
+    seconds = _least_seconds(lambda: encode(half), cpu)
+    seconds += _least_seconds(lambda: decode(data, [_CODED], [True], half.dtype), cpu)
+    return 2 * half.nbytes / seconds
 
 
 def _least_seconds(call: Callable[[], object], device: torch.device) -> float:

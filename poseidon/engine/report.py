@@ -4,6 +4,7 @@ are left out."""
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch import nn
@@ -62,8 +63,9 @@ def uncounted(model: nn.Module, scheme: str, sent: float) -> dict[str, Any]:
 
 
 def report(engine: Planned, exchange: Exchange, model: int) -> dict[str, Any]:
-    """This rank's figures, ``most_...`` of all its models together; bytes are payload sent (`dense`), with headers
-    (`sent`), and as the plan says: to other nodes, and, `inside`, to other devices of its own.
+    """This rank's figures, ``most_...`` of all its models together; bytes are payload before any coding (`dense`), what
+    was sent, with headers (`sent`), and as the plan says (before coding): to other nodes, and, `inside` (before
+    coding), to other devices of its own.
 
     ``from_servers``: for each rank that only serves, what it has sent to this one, counted here, where it arrives, and
     what it is planned to send to all. A server knows of no iterations, and nobody gathers what it would say.
@@ -72,25 +74,20 @@ def report(engine: Planned, exchange: Exchange, model: int) -> dict[str, Any]:
     book = plan.book
     iterations = 0 if plan.trial else plan.rounds
     traffic, counters = exchange.traffic, exchange.endpoint.counters
-    dense = sent = inside = 0
     beside = exchange.topology.beside(exchange.rank)
-    layers: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
-    for direction, counter in (("sent", traffic.sent), ("received", traffic.received)):
-        for (its_model, version, unit_index, _, peer), count in list(counter.items()):
-            if its_model != model or version != plan.version or plan.trial or peer in beside:
-                continue
-            unit = book.units[unit_index]
-            values = sum(book.params[i].numel for i in unit.params) or 1
-            for i in unit.params:
-                param = book.params[i]
-                layers[param.layer or "(root)"][unit.scheme][direction] += count * param.numel / values
-    for key, count in list(traffic.sent.items()):
-        if key[0] == model and key[1] == plan.version and not plan.trial:
-            if key[4] in beside:
-                inside += count
-                continue
-            dense += count
-            sent += count + HEADER_BYTES * traffic.messages[key]
+    dense = sent = inside = 0
+    by_unit: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(("dense", "sent"), 0.0))
+    for key, before in list(traffic.dense.items()):
+        its_model, version, unit, _, peer = key
+        if its_model != model or version != plan.version or not iterations:
+            continue
+        if peer in beside:
+            inside += before
+            continue
+        after = traffic.sent[key] + HEADER_BYTES * traffic.messages[key]
+        dense, sent = dense + before, sent + after
+        by_unit[unit]["dense"] += before / iterations
+        by_unit[unit]["sent"] += after / iterations
     planned = book.planned_bytes(exchange.rank, factors)
     plan_rows = describe(book, factors, exchange.rank)
     return {
@@ -108,12 +105,25 @@ def report(engine: Planned, exchange: Exchange, model: int) -> dict[str, Any]:
             for server in exchange.topology.apart
         ],
         "bytes_source": "counted",
-        "traffic": {layer: {s: dict(d) for s, d in by.items()} for layer, by in layers.items()},
+        "traffic": _by_layer(book, by_unit),
         "stall_seconds": engine.stall_seconds / engine.planned_rounds if engine.planned_rounds else 0.0,
         "most_bytes_queued": counters.most_queued,
         "most_bytes_in_flight": counters.most_in_flight,
         "strangers": {"frames": counters.stranger_frames, "connections": counters.stranger_connections},
     }
+
+
+def _by_layer(book: Book, by_unit: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str, dict[str, float]]]:
+    """By layer and scheme; of what several layers send together, each its share of the values."""
+    layers: dict[str, dict[str, dict[str, float]]] = {}
+    for index, counted in by_unit.items():
+        unit = book.units[index]
+        values = sum(book.params[i].numel for i in unit.params) or 1
+        for param in (book.params[i] for i in unit.params):
+            found = layers.setdefault(param.layer or "(root)", {}).setdefault(unit.scheme, dict.fromkeys(counted, 0.0))
+            for what, nbytes in counted.items():
+                found[what] += nbytes * param.numel / values
+    return layers
 
 
 def _from_server(server: int, plan: Standing, exchange: Exchange, model: int) -> dict[str, float]:

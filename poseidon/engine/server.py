@@ -126,6 +126,7 @@ class Shards:
                     device.multiplied,
                     self._summed,
                     has_values=device.has_values,
+                    work=exchange.coder.work,
                 ),
             )
             for unit in book.units

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -31,7 +31,11 @@ def compare_steps(round_: int, steps: Mapping[int, int]) -> None:
 
 
 class Syncers:
-    """Receiver of one (model, plan)."""
+    """Receiver of one (model, plan).
+
+    Args:
+        sparse: weights whose factors are coded where that makes them smaller.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class Syncers:
         piece_bytes: int,
         depth: int,
         device: Device,
+        sparse: Collection[str] = (),
     ) -> None:
         self.book = book
         self._bell: Callable[[], None] | None = None  # called when a round begins elsewhere
@@ -70,6 +75,8 @@ class Syncers:
                     device.multiplied,
                     self._summed,
                     has_values=device.has_values,
+                    sparse=book.params[unit.params[0]].name in sparse,
+                    work=exchange.coder.work,
                 ),
             )
             for unit in book.units

@@ -2,7 +2,7 @@
 
 from poseidon.planning.book import Book, Factors, FactorSize, KVPair, Param, Sent, Unit, build_book
 from poseidon.planning.buffered import Buffered, buffered
-from poseidon.planning.choice import Decision, compulsory, decide, describe, schemes_by_layer
+from poseidon.planning.choice import FACTORED, Decision, compulsory, decide, describe, schemes_by_layer
 from poseidon.planning.cost import Scheme, best_scheme, sharded_bytes
 from poseidon.planning.recorded import Recorded, read_plan, recorded_plan
 from poseidon.planning.time import Rates, Timing
@@ -11,6 +11,7 @@ from poseidon.planning.topology import Topology
 from poseidon.planning.totals import LayerRow, by_layer, totals
 
 __all__ = [
+    "FACTORED",
     "Book",
     "Buffered",
     "Decision",

@@ -11,12 +11,13 @@ rank has a gradient. Summed like the rest, a flag tells whether *any* rank used 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from poseidon.planning.blocks import Blocks
 from poseidon.planning.cost import Scheme
+from poseidon.planning.sparse import row_bytes
 from poseidon.planning.topology import Topology
 
 #: A merged unit is closed before a layer this many times larger than `merge_bytes`: what is final
@@ -31,10 +32,16 @@ SMALL_INDEX = 1 << 31
 
 class FactorSize(NamedTuple):
     """Rows K of a layer's factors on one worker node (of an embedding: different rows that were touched), and the bytes
-    of one element of them."""
+    of one element of them.
+
+    Attributes:
+        u, v: share of non-zeros in the gradient of the layer's output, and in its input.
+    """
 
     rows: int
     itemsize: int
+    u: float = 1.0
+    v: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -121,26 +128,31 @@ class Book:
         Above 0, which is for what is no unit's."""
         return 1 + round_ * len(self.params) + min(self.units[unit].params)
 
-    def planned_bytes(self, rank: int, factors: Mapping[str, FactorSize]) -> Sent:
+    def planned_bytes(self, rank: int, factors: Mapping[str, FactorSize], coded: Collection[str] = ()) -> Sent:
         """What `rank` sends, if each node sees the rows that `factors` tells, by name of the weight that does not go
-        by PS, divided evenly over its devices."""
+        by PS, divided evenly over its devices.
+
+        Args:
+            coded: weights whose factors are to be counted as they are then; by default none: before they are coded.
+        """
         total = Sent()
         for unit in self.units:
-            total = total.plus(self.unit_bytes(unit, rank, factors))
+            total = total.plus(self.unit_bytes(unit, rank, factors, coded))
         return total
 
-    def unit_bytes(self, unit: Unit, rank: int, factors: Mapping[str, FactorSize]) -> Sent:
+    def unit_bytes(self, unit: Unit, rank: int, factors: Mapping[str, FactorSize], coded: Collection[str] = ()) -> Sent:
         if unit.scheme == "ps":
             return self._by_ps(unit, rank)
         param = self.params[unit.params[0]]
-        k, itemsize = factors[param.name]
+        size, its = factors[param.name], param.name in coded
         workers, nodes = len(self.topology.workers), len(self.topology.nodes)
-        row = param.row_bytes if unit.scheme == "rows" else sum(param.shape) * itemsize
-        own = k * nodes / workers * row if self.topology.works(rank) else 0.0
+        k = size.rows * nodes / workers  # of a device
+        row = param.row_bytes if unit.scheme == "rows" else row_bytes(size, *param.shape, coded=its)
+        own = k * row if self.topology.works(rank) else 0.0
         if unit.scheme == "adam":
             return self._by_adam(unit, rank, own)
         if unit.scheme == "block":
-            return self._by_block(unit, rank, k * nodes / workers * itemsize)
+            return self._by_block(unit, rank, lambda shape: k * row_bytes(size, *shape, coded=its))
         if not self.topology.works(rank):
             return Sent()
         beside, elsewhere = self.topology.beside(rank), nodes - 1
@@ -182,8 +194,8 @@ class Book:
             return Sent(0.0, own)
         return Sent(own, beside * unit.nbytes if self.speaks_for(unit, owner, rank) else 0.0)
 
-    def _by_block(self, unit: Unit, rank: int, row: float) -> Sent:
-        """`row`: bytes of one element in each row of a device's factors."""
+    def _by_block(self, unit: Unit, rank: int, row: Callable[[tuple[int, int]], float]) -> Sent:
+        """`row`: bytes of a device's factors for a part of the gradient of that shape."""
         topology, blocks = self.topology, Blocks(unit.shape, self.topology)
         node, beside, home = topology.node_of(rank), topology.beside(rank), blocks.home(rank)
         block = {owner: blocks.numel(cut) * unit.itemsize for owner, cut in blocks.owned.items()}
@@ -192,7 +204,7 @@ class Book:
         if node is None:
             return Sent(between)
         for peers, stretch in blocks.ways(rank, topology.device_of(rank)):
-            factors = row * sum(blocks.shape(stretch)) * len(peers)
+            factors = row(blocks.shape(stretch)) * len(peers)
             if peers[0] in beside:
                 inside += factors
             else:
@@ -200,7 +212,7 @@ class Book:
         inside += sum(nbytes for owner, nbytes in block.items() if self._passes_on(unit, owner, rank)) * len(beside)
         passed_on = sum(self._passes_on(unit, other, rank) for other in topology.workers)
         near = sum(owner in beside for owner in home.owners)
-        return Sent(between, inside + passed_on * near * row * sum(blocks.shape(home.stretch)))
+        return Sent(between, inside + passed_on * near * row(blocks.shape(home.stretch)))
 
     def _passes_on(self, unit: Unit, sender: int, rank: int) -> bool:
         """Does `rank` hand on what `sender` sends, to the other devices of its node?"""

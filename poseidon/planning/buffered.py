@@ -41,7 +41,8 @@ def buffered(book: Book, rank: int, factors: Mapping[str, FactorSize], staleness
             shards += owned * (turns + (nodes - 1) * waiting)
             continue
         param = book.params[unit.params[0]]
-        k, itemsize = factors.get(param.name, FactorSize(0, 0))
+        size = factors.get(param.name, FactorSize(0, 0))
+        k, itemsize = size.rows, size.itemsize
         everyone = k * nodes * (param.row_bytes if unit.scheme == "rows" else sum(param.shape) * itemsize)
         rows += turns * everyone / workers
         if unit.scheme == "block":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from poseidon.planning.book import Book, FactorSize, Param
@@ -18,12 +18,15 @@ from poseidon.planning.cost import (
     sfb_floats,
 )
 from poseidon.planning.recorded import Recorded
-from poseidon.planning.time import Timing, choose
+from poseidon.planning.sparse import worth_coding
+from poseidon.planning.time import Rates, Timing, choose
 from poseidon.planning.timeline import Overlap
 from poseidon.planning.topology import Topology
 
 #: What every linear layer goes by under a comm that does not choose.
 _ALL: dict[str, Scheme] = {"sfb": "sfb", "project_adam": "adam", "block": "block"}
+#: Comms under which factors may be sent.
+FACTORED = ("hybrid", *_ALL)
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,13 @@ class Decision:
         schemes: scheme per parameter that can travel as factors or rows; all others go by PS.
         factors: size of its factors per such parameter (rows: the mean over nodes, rounded up).
         rates: of the cluster, where they were what decided.
+        sparse: weights whose factors are coded.
     """
 
     schemes: dict[str, Scheme]
     factors: dict[str, FactorSize]
     rates: dict[str, Any] | None = None
+    sparse: list[str] = field(default_factory=list)
 
 
 def decide(
@@ -49,6 +54,7 @@ def decide(
     timing: Timing | None = None,
     overlap: Overlap = "backward",
     recorded: Recorded | None = None,
+    sparse: Rates | bool = False,
 ) -> Decision:
     """Choose the scheme of every weight that can travel otherwise than whole.
 
@@ -63,6 +69,7 @@ def decide(
         timing: hybrid chooses by predicted time (comm.rule=time), unless there is but one node.
         overlap: what communication hides under.
         recorded: a plan that hybrid goes by again.
+        sparse: whether factors are coded; on a cluster of these rates: where they are up earlier for it.
 
     Raises:
         UserError: a weight cannot go as recorded.
@@ -75,21 +82,39 @@ def decide(
         k = -(-sum(size.rows for size in sizes) // nodes)
         if not param.counted and (not param.factors or len(sizes) < ranks or (param.factors == "rows" and not k)):
             continue
-        factors[param.name] = FactorSize(k, max((size.itemsize for size in sizes), default=param.itemsize))
+        shares = [_mean(sizes, [size.u for size in sizes]), _mean(sizes, [size.v for size in sizes])]
+        factors[param.name] = FactorSize(k, max((size.itemsize for size in sizes), default=param.itemsize), *shares)
         if not param.counted and comm != "downpour":
             schemes[param.name] = _choose(comm, param, k if nodes > 1 else -(-k // ranks), topology)
+    rates = None
     if comm == "hybrid" and recorded is not None:
-        wanted = {param.name: recorded.schemes[param.name] for param in params if param.name in recorded.schemes}
-        left_out = next((name for name, scheme in wanted.items() if scheme != "ps" and name not in schemes), None)
-        if left_out is not None:
-            raise recorded.left_out(left_out)
-        return Decision(schemes | {name: wanted[name] for name in schemes if name in wanted}, factors)
-    if comm != "hybrid" or timing is None or nodes == 1:
-        return Decision(schemes, factors)
-    linear = {param.name for param in params if param.factors == "linear"}
-    choices = {name: size for name, size in factors.items() if name in linear and size.rows}
-    schemes |= choose(params, choices, timing, topology, overlap, schemes)
-    return Decision(schemes, factors, timing.rates.as_dict())
+        schemes |= _as_recorded(recorded, params, schemes)
+    elif comm == "hybrid" and timing is not None and nodes > 1:
+        linear = {param.name for param in params if param.factors == "linear"}
+        choices = {name: size for name, size in factors.items() if name in linear and size.rows}
+        schemes |= choose(params, choices, timing, topology, overlap, schemes, sparse=sparse is not False)
+        rates = timing.rates
+    coded: list[str] = []
+    if sparse is not False:
+        known = None if sparse is True else sparse
+        coded = worth_coding(params, schemes, factors, topology, known)
+        rates = rates or known
+    return Decision(schemes, factors, rates.as_dict() if rates is not None else None, coded)
+
+
+def _as_recorded(recorded: Recorded, params: Sequence[Param], schemes: Mapping[str, Scheme]) -> dict[str, Scheme]:
+    """Raises UserError: a weight cannot go so."""
+    wanted = {param.name: recorded.schemes[param.name] for param in params if param.name in recorded.schemes}
+    left_out = next((name for name, scheme in wanted.items() if scheme != "ps" and name not in schemes), None)
+    if left_out is not None:
+        raise recorded.left_out(left_out)
+    return {name: wanted[name] for name in schemes if name in wanted}
+
+
+def _mean(sizes: Sequence[FactorSize], shares: Sequence[float]) -> float:
+    """Over the rows of all."""
+    rows = sum(size.rows for size in sizes)
+    return sum(size.rows * share for size, share in zip(sizes, shares, strict=True)) / rows if rows else 1.0
 
 
 def compulsory(params: Sequence[Param]) -> dict[str, Scheme]:

@@ -17,7 +17,8 @@ from itertools import product
 from typing import Any
 
 from poseidon.planning.book import FactorSize, Param
-from poseidon.planning.cost import Scheme, block_floats, ps_busiest_floats, sfb_floats
+from poseidon.planning.cost import Scheme, block_floats, ps_busiest_floats
+from poseidon.planning.sparse import up_seconds
 from poseidon.planning.timeline import PIECES, ROUNDS, Overlap, Pass, Stage, iteration_seconds
 from poseidon.planning.topology import Topology
 
@@ -40,11 +41,12 @@ class Rates:
     Attributes:
         link: bytes/s that leave a node while as many enter it, software included.
         hop: seconds until a short message is there.
-        multiply: FLOP/s of a device.
+        multiply: FLOP/s of a device; infinite where nobody has asked.
         add: bytes/s of gradients that a host adds up; None: no time.
         host: FLOP/s of an owner's host; None: of no account, `add` tells its time.
         shared: host and device are the same processor.
         copy: bytes/s between device and host, each way; None: no time.
+        code: bytes/s of factors, before coding, that a host codes or decodes; of profiles what one core here does.
         source: "measured" or "profile".
     """
 
@@ -56,6 +58,7 @@ class Rates:
     shared: bool = False
     copy: float | None = None
     source: str = "measured"
+    code: float = 1.5e9
 
     @staticmethod
     def least(each: Sequence[Rates]) -> Rates:
@@ -72,10 +75,12 @@ class Rates:
             first.shared,
             copy,
             first.source,
+            min(r.code for r in each),
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For records: what nobody has measured is null."""
+        return {key: None if value == math.inf else value for key, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,8 @@ def choose(
     topology: Topology,
     overlap: Overlap,
     papers: Mapping[str, Scheme] | None = None,
+    *,
+    sparse: bool = False,
 ) -> dict[str, Scheme]:
     """The scheme of each linear layer's weight.
 
@@ -107,7 +114,10 @@ def choose(
         params: all, in the model's order.
         sizes: of the factors per node, by name of the weights that may go otherwise than by PS.
         papers: what stays if, by measured rates, no other plan is clearly better.
+        sparse: factors may be coded, where that is predicted to bring them up earlier.
     """
+    if not sparse:
+        sizes = {name: size._replace(u=1.0, v=1.0) for name, size in sizes.items()}
     predictor = _Predictor(params, sizes, timing, topology, overlap)
     names = sorted(sizes, key=lambda name: -predictor.params[name].numel)
     best: dict[str, Scheme] = dict.fromkeys(names, "ps")
@@ -144,7 +154,9 @@ def _kinds(names: Iterable[str], params: Mapping[str, Param], sizes: Mapping[str
     """Layers that are alike, together, those first that have most parameters in all."""
     kinds: dict[Any, list[str]] = {}
     for name in names:
-        kinds.setdefault((params[name].shape, params[name].itemsize, sizes[name]), []).append(name)
+        size = sizes[name]
+        kind = params[name].shape, params[name].itemsize, size.rows, size.itemsize, round(size.u, 1), round(size.v, 1)
+        kinds.setdefault(kind, []).append(name)
     return sorted(kinds.values(), key=lambda kind: -len(kind) * params[kind[0]].numel)
 
 
@@ -216,13 +228,11 @@ def _stage(param: Param, scheme: Scheme, size: FactorSize | None, rates: Rates, 
         return Stage(wire, added, "beside", hop=2 * rates.hop, copy_out=copy, copy_in=copy)
     (m, n), flops = param.shape, _flops(param, size)
     own = size.rows * (m + n) * size.itemsize * copied
+    up, _ = up_seconds(param, scheme, size, rates, topology)
     if scheme == "sfb":
-        up = sfb_floats(m, n, size.rows, workers) / 2 * size.itemsize / rates.link
         product, others = workers * flops / rates.multiply / devices, workers - 1
         return Stage(up, product, hop=rates.hop, late=True, copy_out=own, copy_in=others * own)
-    whole = block_floats(m, n, size.rows, workers, servers, dedicated) / 2
-    matrix = block_floats(m, n, 0, workers, servers, dedicated) / 2
-    up, down = (whole - matrix) * size.itemsize / rates.link, matrix * param.itemsize / rates.link
+    down = block_floats(m, n, 0, workers, servers, dedicated) / 2 * param.itemsize / rates.link
     if rates.shared:
         return Stage(up, share * flops / rates.multiply, "device", down, rates.hop)
     product = share * flops / rates.host if rates.host else added

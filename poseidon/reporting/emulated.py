@@ -17,7 +17,7 @@ _PAPERS = {
 }
 #: Keys of a hardware profile that give times: of all models, and by model.
 _RATES = ("flops", "flops_batchnorm", "memory_bandwidth", "host_copy", "server_sum")
-_BY_MODEL = ("iterations", "layers", "density")
+_BY_MODEL = ("iterations", "layers")
 _NULL = ("null", "None", "{}", "")
 
 
@@ -159,9 +159,8 @@ def _profile_rate(run: Run, key: str, words: str) -> str:
 
 
 def _density(run: Run) -> str:
-    key = f"hardware.density.{_model(run)}"
-    measured = any(param.startswith(f"{key}.layers.") for param in run.params)
-    return f"factors as dense as {_trust(run, key)} (where given)" if measured else "factors are dense"
+    given = any(param.startswith("model.density.") for param in run.params)
+    return "factors as sparse as model.density says" if given else "factors are dense"
 
 
 def _provenance(run: Run, key: str) -> str:

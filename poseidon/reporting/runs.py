@@ -105,6 +105,11 @@ class Run:
         return largest(self.summary.get("bytes_sent_per_iteration"))
 
     @property
+    def bytes_dense(self) -> float | None:
+        """The same before factors were coded, and without headers."""
+        return largest(self.summary.get("bytes_dense_per_iteration"))
+
+    @property
     def bytes_planned(self) -> float | None:
         return largest(self.summary.get("bytes_planned_per_iteration"))
 

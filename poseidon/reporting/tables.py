@@ -34,6 +34,7 @@ def _summary(section: Section, configuration: Configuration) -> dict[str, Any]:
         "iteration_seconds": _median(run.iteration_seconds for run in runs),
         "stall_share": _median(run.stall_share for run in runs),
         "bytes_sent_per_iteration": _median(run.bytes_sent for run in runs),
+        "bytes_dense_per_iteration": _median(run.bytes_dense for run in runs),
         "bytes_source": "computed" if any(run.computed for run in runs) else "counted",
         "metric": section.metric,
         "eval_accuracy": None if section.throughput_only else _median(run.value("eval_accuracy") for run in runs),

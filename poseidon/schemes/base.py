@@ -81,6 +81,9 @@ class Context:
         done: (round, unit index, result): the global gradient's parts are complete. Before that, of a weight that
             the devices of a node multiply out for each other, a :class:`Share` of the work.
         has_values: False: tensors have sizes only.
+        sparse: factors of this rank are sent as bits and non-zeros where that is smaller (see ``coding``).
+        work: (call, then): `call` in a thread that nobody's messages wait for, then `then`, with what it returned, in
+            this one.
         summed: (bytes, call): `call` once this rank's host, as a server, may have added so many bytes.
         multiplied: (contributions, shape, dtype): the averaged gradient that this rank's host makes of them.
         piece_bytes: largest payload of one message.
@@ -98,6 +101,8 @@ class Context:
     multiplied: Callable[[Sequence[Contribution], torch.Size, torch.dtype], torch.Tensor | None]
     summed: Callable[[int, Callable[[], None]], None] = lambda nbytes, call: call()
     has_values: bool = True
+    sparse: bool = False
+    work: Callable[[Callable[[], Any], Callable[[Any], None]], None] = lambda call, then: then(call())
 
 
 class Scheme(Protocol):

@@ -17,6 +17,7 @@ from poseidon.planning import Unit
 from poseidon.planning.blocks import Blocks
 from poseidon.schemes.base import Context, Contribution
 from poseidon.schemes.broadcast import Message, as_type
+from poseidon.schemes.coding import encode
 from poseidon.schemes.memory import raw
 from poseidon.schemes.sfb import SFB, Matrix
 from poseidon.transport import Header, Kind
@@ -49,8 +50,26 @@ class Block(SFB):
         super().contribute(round_, contribution)
 
     def outgoing(self, contribution: Contribution) -> Iterator[tuple[Iterable[int], Message]]:
+        if self._context.sparse and contribution.factors is not None:
+            yield from self._outgoing_sparse(contribution.factors, contribution)
+            return
         for peers, stretch in self._ways:
             yield peers, self.pack(self._cut(contribution, self._blocks.whole, stretch))
+
+    def _outgoing_sparse(
+        self, factors: torch.Tensor, contribution: Contribution
+    ) -> Iterator[tuple[Iterable[int], Message]]:
+        """The factor that all owners need whole is coded once."""
+        k, m, side = contribution.k, self.unit.shape[0], 0 if self._blocks.tall else 1
+        parts = [factors[: k * m], factors[k * m :]]
+        shared = encode(parts[1 - side])
+        for peers, stretch in self._ways:
+            cut = parts[side].view(k, len(self._blocks.whole))[:, stretch.start : stretch.stop]
+            mine = encode(cut.contiguous().view(-1))
+            u, v = (mine, shared) if side == 0 else (shared, mine)
+            dense = k * sum(self._blocks.shape(stretch)) * factors.itemsize
+            message = self.coded(u, v, factors.dtype, k, dense)
+            yield peers, message or self.plain(self._cut(contribution, self._blocks.whole, stretch))
 
     def on_message(self, header: Header, payload: memoryview) -> None:
         if header.kind in (Kind.PULL, Kind.PULL_NONE):
@@ -77,10 +96,9 @@ class Block(SFB):
             self._arrived(header.round, header.rank, stretch.start, values)
 
     def waits_for(self) -> list[tuple[str, int]]:
-        me, workers = self._context.rank, self._context.topology.workers
+        me = self._context.rank
         for round_, matrix in self._coming.items():
-            got = self._rounds.get(round_, {})
-            factors = [rank for rank in workers if rank not in got] if me in matrix.missing else []
+            factors = self.not_come(round_) if me in matrix.missing else []
             blocks = [self.missing("block", owner) for owner in sorted(matrix.missing - {me})]
             return [self.missing(self.what, rank) for rank in factors] + blocks
         return []

@@ -10,6 +10,7 @@ a message says whether it carries what the scheme is made for, a dense gradient,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,12 +23,13 @@ from poseidon.transport import Header, Kind
 
 class Message(NamedTuple):
     """A contribution on its way: `data` is 1-D and stays as it is until it has been sent; `detail` and `k` go into
-    the header, the former as `pair`."""
+    the header, the former as `pair`, and so does `dense`, its bytes before they were coded (0: they are not)."""
 
     kind: Kind
     data: torch.Tensor | None = None
     detail: int = 0
     k: int = 0
+    dense: int = 0
 
 
 class Broadcast:
@@ -46,6 +48,7 @@ class Broadcast:
         self._contributed: dict[int, None] = {}  # rounds that are not complete
         # A peer may be ahead.
         self._rounds: dict[int, dict[int, Contribution]] = {}
+        self._decoding: set[tuple[int, int]] = set()  # (round, rank) of what has come, but is not added yet
         self._partial: dict[tuple[int, int, Kind], tuple[torch.Tensor, int]] = {}
 
     def pack(self, contribution: Contribution) -> Message:
@@ -56,18 +59,32 @@ class Broadcast:
         raise NotImplementedError
 
     def size(self, header: Header) -> int:
-        """Bytes of the transfer that `header` announces.
+        """Bytes of the transfer that `header` announces, before they were coded.
 
         Raises:
             RuntimeError: it announces nothing that can be.
         """
         raise NotImplementedError
 
+    def sparse(self, header: Header) -> bool:
+        """Does `header` say that its transfer is coded?"""
+        return False
+
     def contribute(self, round_: int, contribution: Contribution) -> None:
         """Broadcast. `dense` may be overwritten from the end of this round on, all else two rounds later."""
-        context = self._context
         self._contributed[round_] = None
-        for peers, message in self.outgoing(contribution):
+        leave = partial(self._leave, round_, contribution)
+        if self._context.sparse and contribution.factors is not None:
+            self._context.work(partial(list, self.outgoing(contribution)), leave)
+        else:
+            leave(self.outgoing(contribution))
+
+    def _leave(
+        self, round_: int, contribution: Contribution, messages: Iterable[tuple[Iterable[int], Message]]
+    ) -> None:
+        """To the others first: a rank that has a round's result has sent all that others need for it."""
+        context = self._context
+        for peers, message in messages:
             header = Header(
                 message.kind,
                 context.rank,
@@ -78,6 +95,7 @@ class Broadcast:
                 pair=message.detail,
                 rows=contribution.rows,
                 k=message.k,
+                dense=message.dense,
             )
             self.send(peers, header, memoryview(b"") if message.data is None else raw(message.data))
         self.add(round_, context.rank, contribution)
@@ -123,24 +141,39 @@ class Broadcast:
         if header.kind is Kind.NONE:
             self.add(header.round, header.rank, Contribution(header.rows))
             return
-        size = self.size(header)
-        if header.total != size:
+        size, sparse = self.size(header), self.sparse(header)
+        said = header.dense if sparse else header.total
+        if said != size or bool(header.dense) != sparse:
             raise RuntimeError(
-                f"{header.kind.name} of {header.k} rows for unit {self.unit.index} has {header.total} bytes, not {size}"
+                f"{header.kind.name} of {header.k} rows for unit {self.unit.index} has {said} bytes, not {size}"
             )
         data = self.assemble(header, payload)
-        if data is not None:
+        if data is None:
+            return
+        if not sparse:
             self.add(header.round, header.rank, self.unpack(header, data))
+            return
+        key = (header.round, header.rank)
+        self._decoding.add(key)
+
+        def decoded(contribution: Contribution) -> None:
+            self._decoding.discard(key)
+            self.add(*key, contribution)
+
+        self._context.work(partial(self.unpack, header, data), decoded)
 
     def waits_for(self) -> list[tuple[str, int]]:
         for round_ in self._contributed:
-            got = self._rounds.get(round_, {})
-            return [self.missing(self.what, rank) for rank in self._context.topology.workers if rank not in got]
+            return [self.missing(self.what, rank) for rank in self.not_come(round_)]
         return []
 
+    def not_come(self, round_: int) -> list[int]:
+        """The workers of which nothing has come in a round."""
+        got = self._rounds.get(round_, {})
+        return [r for r in self._context.topology.workers if r not in got and (round_, r) not in self._decoding]
+
     def owed_by(self) -> set[tuple[int, int]]:
-        workers = self._context.topology.workers
-        return {(round_, rank) for round_, got in self._rounds.items() for rank in workers if rank not in got}
+        return {(round_, rank) for round_ in self._rounds for rank in self.not_come(round_)}
 
     def missing(self, what: str, rank: int) -> tuple[str, int]:
         """What has not come of a rank, and who is to hand it on."""

@@ -12,11 +12,12 @@ from poseidon.planning import Unit
 from poseidon.schemes.average import accumulator_dtype
 from poseidon.schemes.base import Context, Contribution, Share
 from poseidon.schemes.broadcast import Broadcast, Message, as_type, dense_copy, weighted
+from poseidon.schemes.coding import Coded, decode, encode, joined
 from poseidon.schemes.memory import autocast_device, raw
 from poseidon.transport import Header, Kind
 
-#: A factor's element type, by the number that stands in its header's `pair`: under autocast factors are
-#: narrower than the weight.
+#: A factor's element type, by the number that stands in the lowest bits of its header's `pair`: under autocast factors
+#: are narrower than the weight.
 _DTYPES = (
     torch.float32,
     torch.float64,
@@ -25,6 +26,9 @@ _DTYPES = (
     torch.complex64,
     torch.complex128,
 )
+#: Bits of `pair`: u, v is sparse in a coded transfer (see ``coding``).
+_U_SPARSE, _V_SPARSE = 1 << 8, 1 << 9
+_SPARSE = _U_SPARSE | _V_SPARSE
 
 
 @dataclass
@@ -96,20 +100,39 @@ class SFB(Broadcast):
         return super().waits_for() or blocks
 
     def pack(self, contribution: Contribution) -> Message:
+        factors, k = contribution.factors, contribution.k
+        if factors is None or not self._context.sparse:
+            return self.plain(contribution)
+        u = k * self.unit.shape[0]
+        coded = self.coded(encode(factors[:u]), encode(factors[u:]), factors.dtype, k, factors.nbytes)
+        return coded or self.plain(contribution)
+
+    def plain(self, contribution: Contribution) -> Message:
         factors = contribution.factors
         if factors is not None:
             return Message(Kind.FACTORS, factors, _DTYPES.index(factors.dtype), contribution.k)
         dense = dense_copy(contribution)
         return Message(Kind.NONE) if dense is None else Message(Kind.DENSE, dense)
 
+    def coded(self, u: Coded, v: Coded, dtype: torch.dtype, k: int, dense: int) -> Message | None:
+        """`dense`: bytes of both before. None: neither is sparse."""
+        flags = (_U_SPARSE if len(u.bits) else 0) | (_V_SPARSE if len(v.bits) else 0)
+        if not flags:
+            return None
+        return Message(Kind.FACTORS, joined([u, v]), _DTYPES.index(dtype) | flags, k, dense)
+
     def size(self, header: Header) -> int:
         if header.kind is Kind.DENSE:
             return math.prod(self._part) * self.unit.itemsize
         if header.kind is not Kind.FACTORS:
             raise self.not_mine(header)
-        if header.pair >= len(_DTYPES):
-            raise RuntimeError(f"factors of unknown type {header.pair} for unit {self.unit.index}")
-        return header.k * sum(self._part) * _DTYPES[header.pair].itemsize
+        kind = header.pair & ~_SPARSE
+        if kind >= len(_DTYPES):
+            raise RuntimeError(f"factors of unknown type {kind} for unit {self.unit.index}")
+        return header.k * sum(self._part) * _DTYPES[kind].itemsize
+
+    def sparse(self, header: Header) -> bool:
+        return header.kind is Kind.FACTORS and bool(header.pair & _SPARSE)
 
     def as_matrix(self, data: torch.Tensor) -> torch.Tensor:
         """From the bytes of a dense gradient."""
@@ -118,7 +141,15 @@ class SFB(Broadcast):
     def unpack(self, header: Header, data: torch.Tensor) -> Contribution:
         if header.kind is Kind.DENSE:
             return Contribution(header.rows, dense=self.as_matrix(data))
-        return Contribution(header.rows, factors=as_type(data, _DTYPES[header.pair]), k=header.k)
+        k, dtype = header.k, _DTYPES[header.pair & ~_SPARSE]
+        if not self.sparse(header):
+            return Contribution(header.rows, factors=as_type(data, dtype), k=k)
+        sparse = [bool(header.pair & flag) for flag in (_U_SPARSE, _V_SPARSE)]
+        try:
+            factors = decode(data, [k * side for side in self._part], sparse, dtype)
+        except RuntimeError as error:
+            raise RuntimeError(f"rank {header.rank}, unit {self.unit.index}, round {header.round}: {error}") from None
+        return Contribution(header.rows, factors=factors, k=k)
 
 
 def reconstruct(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from math import ceil
 
 from poseidon.planning import Book, FactorSize, Unit
 from poseidon.planning.events import Priority, Then, Together
+from poseidon.planning.sparse import row_bytes
 from poseidon.simulation.job import Job, Overlap
 from poseidon.simulation.loop import Loop, after_backward, before_forward
 from poseidon.simulation.node import Node
@@ -29,9 +30,11 @@ class EngineSync:
         factors: dict[str, FactorSize],
         overlap: Overlap,
         piece_bytes: int,
+        coded: Collection[str] = (),
     ) -> None:
         self._node, self._loop, self._job, self._book = node, loop, job, book
         self._factors, self._overlap, self._piece = factors, overlap, piece_bytes
+        self._coded = coded
         self._nodes = len(book.topology.nodes)
         number = {param.name: index for index, param in enumerate(book.params)}
         self._unit = {name: book.unit_of[index] for name, index in number.items()}
@@ -78,7 +81,7 @@ class EngineSync:
             self._node.to_host(self._own_bytes(unit), partial(self._raise_block, unit, priority, done))
         else:
             own = self._own_bytes(unit)
-            self._node.to_host(own, partial(self._broadcast, own, priority, done))
+            self._node.to_host(own, partial(self._broadcast, unit, own, priority, done))
 
     def _push(self, unit: Unit, priority: Priority, done: Then) -> None:
         """Every piece to its shard, where it waits for the others' and is added up, and back.
@@ -103,8 +106,9 @@ class EngineSync:
         """Factors to the owners of blocks, whose hosts multiply them; a worker's take as long as adding up the block
         would. A block leaves when all factors for it are in."""
         node, others = self._node, self._nodes - 1
-        k, itemsize = self._factors[self._book.params[unit.params[0]].name]
-        up = others * k * (max(unit.shape) / self._nodes + min(unit.shape)) * itemsize
+        name, (m, n) = self._book.params[unit.params[0]].name, unit.shape
+        size, part = self._factors[name], (m / self._nodes, n) if m >= n else (m, n / self._nodes)
+        up = others * size.rows * row_bytes(size, *part, coded=name in self._coded)
         away = unit.nbytes * others / self._nodes
         arrived = partial(node.to_device, unit.nbytes, done)
         multiplied = Together(2, lambda: self._in_pieces(away, priority, node.transfer, arrived))
@@ -118,12 +122,16 @@ class EngineSync:
     def _own_bytes(self, unit: Unit) -> float:
         """Of this node's factors, or touched rows."""
         param = self._book.params[unit.params[0]]
-        k, itemsize = self._factors[param.name]
-        return k * (param.row_bytes if unit.scheme == "rows" else sum(param.shape) * itemsize)
+        size = self._factors[param.name]
+        return size.rows * (param.row_bytes if unit.scheme == "rows" else sum(param.shape) * size.itemsize)
 
-    def _broadcast(self, own: float, priority: Priority, done: Then) -> None:
-        away = (self._nodes - 1) * own
-        self._in_pieces(away, priority, self._node.transfer, partial(self._node.to_device, away, done))
+    def _broadcast(self, unit: Unit, own: float, priority: Priority, done: Then) -> None:
+        """On the link coded factors are smaller; to and from the device they are as they were."""
+        others, param = self._nodes - 1, self._book.params[unit.params[0]]
+        size = self._factors[param.name]
+        wire = size.rows * row_bytes(size, *param.shape, coded=True) if param.name in self._coded else own
+        back = partial(self._node.to_device, others * own, done)
+        self._in_pieces(others * wire, priority, self._node.transfer, back)
 
     def _in_pieces(self, nbytes: float, priority: Priority, send: Send, then: Then) -> None:
         """To all peers together; of what goes to one, a piece has at most so many bytes."""

@@ -81,6 +81,7 @@ class System:
             ``full`` (also under the next forward pass, which goes on layer by layer; what the front layers wait for
             goes first). Of ``ps``, ``sfb``, ``block`` and ``hybrid`` only.
         rule: how ``hybrid`` chooses: ``paper`` or ``time``, by what :func:`timing_of` tells.
+        sparse: ``auto`` (factors are coded where that pays), ``always`` or ``never``; coding takes no time here.
         kv_bytes, merge_bytes: of the book, see :func:`poseidon.planning.build_book`.
         bucket_bytes, first_bucket_bytes: of ``ddp``: of its buckets, and of the first one.
     """
@@ -88,6 +89,7 @@ class System:
     comm: Comm
     overlap: Overlap = "backward"
     rule: Literal["paper", "time"] = "paper"
+    sparse: Literal["auto", "always", "never"] = "never"
     kv_bytes: int = 2 * MIB
     merge_bytes: int = 64 * 1024
     bucket_bytes: int = 25 * MIB

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from poseidon.planning import Topology, build_book, decide
+from poseidon.planning import Rates, Topology, build_book, decide
 from poseidon.planning.events import Clock
 from poseidon.simulation.engine import EngineSync
 from poseidon.simulation.job import Job, Network, System, timing_of
@@ -60,7 +61,15 @@ def _system(node: Node, job: Job, network: Network, system: System) -> tuple[Loo
         return loop, FSDPSync(node, loop, job, nodes, system.merge_bytes)
     topology = Topology.flat(nodes)
     timing = timing_of(job, network) if system.rule == "time" else None
-    decision = decide(system.comm, job.params, [job.factors] * nodes, topology, timing, system.overlap)
+    decision = decide(
+        system.comm,
+        job.params,
+        [job.factors] * nodes,
+        topology,
+        timing,
+        system.overlap,
+        sparse=_sparse(network, system) if nodes > 1 else False,
+    )
     book = build_book(
         job.params,
         topology,
@@ -70,4 +79,13 @@ def _system(node: Node, job: Job, network: Network, system: System) -> tuple[Loo
     )
     skips = frozenset(name for name, scheme in decision.schemes.items() if scheme in ("sfb", "block"))
     loop = Loop(node, job, iterations, skips)
-    return loop, EngineSync(node, loop, job, book, decision.factors, system.overlap, system.kv_bytes)
+    return loop, EngineSync(node, loop, job, book, decision.factors, system.overlap, system.kv_bytes, decision.sparse)
+
+
+def _sparse(network: Network, system: System) -> Rates | bool:
+    """Whether factors are coded: as the engine decides on such a network."""
+    if system.sparse != "auto":
+        return system.sparse == "always"
+    if network.rate is None:
+        return False
+    return Rates(network.rate * network.goodput / 8, network.hop, math.inf, source="profile")

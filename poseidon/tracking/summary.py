@@ -43,6 +43,7 @@ MEASURED = (
     "server_bytes_dense_per_iteration",
     "server_bytes_planned_per_iteration",
     "bytes_by_scheme",
+    "bytes_by_layer",
     "bytes_source",
     "most_bytes_queued",
     "most_bytes_in_flight",

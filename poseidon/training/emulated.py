@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from poseidon.api import Session
 from poseidon.api.env import JobEnv
 from poseidon.config.build import build
+from poseidon.config.density import densities
 from poseidon.config.schema import Comm, TrainConfig
 from poseidon.emulation.accelerator import Accelerator, Costs
 from poseidon.emulation.layers import LayerTime, layer_times, step_bytes, trace
@@ -24,7 +25,7 @@ from poseidon.tracking.summary import part_name
 from poseidon.training.loader import rows_of
 from poseidon.training.loop import devices_of, rows_of_rank, rows_per_step
 from poseidon.training.parts import Parts
-from poseidon.training.plan import as_trained, by_time, inputs_of_one_node
+from poseidon.training.plan import as_trained, by_time, codes, inputs_of_one_node
 from poseidon.training.timing import timing_of
 from poseidon.transport import inproc_mesh
 
@@ -73,8 +74,7 @@ def emulated_parts(config: TrainConfig, session: Session) -> Parts:
     accelerator = session.accelerator = Accelerator(
         times, Costs.of(profile, step), dilation=config.cluster.time_dilation
     )
-    density = profile.density.get(part_name(config.model) or "")
-    emulate(model, times, accelerator, density.layers if density else None)
+    emulate(model, times, accelerator, densities(config.model))
     size = _size(config)
     whole = rows_per_step(config) * len(session.topology.nodes)
     data = Rows(max(1, size // whole) * whole)
@@ -89,7 +89,7 @@ def emulated_parts(config: TrainConfig, session: Session) -> Parts:
         eval_size=len(data),
         has_values=False,
         sizes=_sizes(config, trial),
-        timing=timing_of(config, times) if by_time(config) else None,
+        timing=timing_of(config, times) if by_time(config) or codes(config) else None,
     )
 
 

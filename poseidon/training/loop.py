@@ -138,6 +138,7 @@ class Trainer:
             merge_bytes=config.comm.merge_bytes,
             staleness=config.comm.staleness if session.world_size > 1 else 0,
             staleness_mode=config.comm.staleness_mode.value,
+            sparse=config.comm.sparse.value,
             bucket_cap_mb=config.comm.ddp.bucket_cap_mb,
             sizes=parts.sizes,
             timing=parts.timing,

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from poseidon.config.schema import ClusterConfig, Comm, Precision, Rule, TrainConfig
+from poseidon.config.density import densities
+from poseidon.config.schema import ClusterConfig, Comm, Precision, Rule, Sparse, TrainConfig
 from poseidon.errors import UserError
 from poseidon.planning import (
+    FACTORED,
     FactorSize,
     Topology,
     build_book,
@@ -47,7 +49,16 @@ def make_plan(config: TrainConfig) -> Plan:
     topology = topology_of(config.cluster)
     by_rank = _per_device(seen, config.cluster.devices_per_node) * nodes
     timing, recorded = _timing(config), _recorded(config, infos, topology)
-    decision = decide(comm.value, infos, by_rank, topology, timing, config.comm.overlap.value, recorded)
+    decision = decide(
+        comm.value,
+        infos,
+        by_rank,
+        topology,
+        timing if by_time(config) else None,
+        config.comm.overlap.value,
+        recorded,
+        timing.rates if codes(config) and timing is not None else config.comm.sparse is Sparse.always,
+    )
     book = build_book(
         infos,
         topology,
@@ -62,7 +73,9 @@ def make_plan(config: TrainConfig) -> Plan:
         sent = sharded_bytes(((info.shape, info.itemsize, True) for info in infos), ring)
     else:
         homes = [*topology.nodes, *((rank,) for rank in topology.apart)]
-        sent = max(sum(book.planned_bytes(rank, decision.factors).between for rank in home) for home in homes)
+        sent = max(
+            sum(book.planned_bytes(rank, decision.factors, decision.sparse).between for rank in home) for home in homes
+        )
     rows = by_layer(describe(book, decision.factors, 0))
     return Plan(
         model=part_name(config.model) or "?",
@@ -81,7 +94,7 @@ def make_plan(config: TrainConfig) -> Plan:
 
 
 def _timing(config: TrainConfig) -> Timing | None:
-    if not by_time(config) or config.hardware is None:
+    if config.hardware is None or not (by_time(config) or codes(config)):
         return None
     from poseidon.training.emulated import profiled  # which needs this module
 
@@ -111,6 +124,13 @@ def by_time(config: TrainConfig) -> bool:
     return comm.name is Comm.hybrid and comm.rule is Rule.time and comm.plan is None and config.cluster.nodes > 1
 
 
+def codes(config: TrainConfig) -> bool:
+    """Does it depend on known rates which factors are coded?"""
+    comm, cluster = config.comm, config.cluster
+    known = config.hardware is not None and (cluster.bandwidth is not None or bool(cluster.node_bandwidth))
+    return known and comm.sparse is Sparse.auto and comm.name.value in FACTORED and cluster.nodes > 1
+
+
 def topology_of(cluster: ClusterConfig) -> Topology:
     """Which ranks are on which node, and which of them serve."""
     return Topology.of([cluster.devices_per_node] * cluster.nodes, cluster.servers)
@@ -119,7 +139,7 @@ def topology_of(cluster: ClusterConfig) -> Topology:
 def _per_device(seen: dict[str, FactorSize], devices: int) -> list[dict[str, FactorSize]]:
     """What each device of a node sees of the node's rows."""
     return [
-        {n: FactorSize(s.rows * (d + 1) // devices - s.rows * d // devices, s.itemsize) for n, s in seen.items()}
+        {n: s._replace(rows=s.rows * (d + 1) // devices - s.rows * d // devices) for n, s in seen.items()}
         for d in range(devices)
     ]
 
@@ -138,13 +158,18 @@ def _survey(config: TrainConfig) -> tuple[list[Param], dict[str, FactorSize]]:
 
 
 def as_trained(config: TrainConfig, infos: list[Param], seen: dict[str, FactorSize]) -> dict[str, FactorSize]:
-    """Of the factors that one plain backward pass gives, what the engine sees under the trainer's settings."""
+    """Of the factors that one plain backward pass gives, what the engine sees under the trainer's settings, as sparse
+    as ``model.density`` says."""
     linear = {info.name for info in infos if info.factors == "linear"}
     if config.trainer.accumulate > 1:  # the gradient of several backward passes is no product of factors
         seen = {name: size for name, size in seen.items() if name not in linear}
     if config.trainer.precision is Precision.bf16:
-        seen |= {name: FactorSize(size.rows, 2) for name, size in seen.items() if name in linear}
-    return seen
+        seen |= {name: size._replace(itemsize=2) for name, size in seen.items() if name in linear}
+    shares = densities(config.model)
+    layers = {info.name: info.layer for info in infos if info.name in linear and info.layer in shares}
+    return seen | {
+        name: seen[name]._replace(**shares[layer]._asdict()) for name, layer in layers.items() if name in seen
+    }
 
 
 def _observe(config: TrainConfig, device: str) -> tuple[list[Param], dict[str, FactorSize]]:

@@ -44,6 +44,7 @@ def collect(
         "busy": session.accelerator.busy(),
         "schemes": _dense_by_scheme(report),
         "from_servers": report["from_servers"],
+        "traffic": report["traffic"],
         **{key: report[key] for key in _PER_NODE},
     }
     ranks = session.gather(mine)
@@ -82,6 +83,7 @@ def collect(
             s: max(_by_node(session.topology, [rank["schemes"].get(s, 0.0) for rank in ranks], counted))
             for s in schemes
         },
+        "bytes_by_layer": _by_layer(session.topology, [rank["traffic"] for rank in ranks]),
         "bytes_source": report["bytes_source"],
         "schemes": report["schemes"],
         "rates": report["rates"],
@@ -155,12 +157,27 @@ def _dense_by_scheme(report: dict[str, Any]) -> dict[str, float]:
     dense = report["bytes_dense_per_iteration"]
     if report["bytes_source"] == "computed":
         return dict.fromkeys(report["schemes"].values(), dense) if dense else {}
-    sent: dict[str, float] = defaultdict(float)
+    found: dict[str, float] = defaultdict(float)
     for by_scheme in report["traffic"].values():
-        for scheme, directions in by_scheme.items():
-            sent[scheme] += directions.get("sent", 0.0)
-    total = sum(sent.values())
-    return {scheme: dense * share / total for scheme, share in sent.items()} if total else {}
+        for scheme, counted in by_scheme.items():
+            found[scheme] += counted["dense"]
+    return {scheme: nbytes for scheme, nbytes in found.items() if nbytes}
+
+
+def _by_layer(topology: Topology, ranks: list[dict[str, dict[str, dict[str, float]]]]) -> dict[str, Any]:
+    """By layer and scheme what the node sends that sends most of it."""
+    found: dict[str, Any] = {}
+    for layer, schemes in ranks[0].items():
+        for scheme, counted in schemes.items():
+            found.setdefault(layer, {})[scheme] = {
+                what: max(_by_node(topology, [_of(rank, layer, scheme, what) for rank in ranks], True))
+                for what in counted
+            }
+    return found
+
+
+def _of(rank: dict[str, dict[str, dict[str, float]]], layer: str, scheme: str, what: str) -> float:
+    return rank.get(layer, {}).get(scheme, {}).get(what, 0.0)
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -143,4 +143,5 @@ def _system(variant: Variant) -> System:
         merge_bytes=comm.merge_bytes,
         bucket_bytes=bucket,
         first_bucket_bytes=min(MIB, bucket),
+        sparse=comm.sparse.value,
     )

@@ -15,8 +15,8 @@ MAGIC = b"PSDN"
 VERSION = 4
 TOKEN_BYTES = 16
 
-# magic, version, kind, rank, token | model, plan, round, unit, pair | rows, k, step, offset, total, length
-_LAYOUT = struct.Struct("<4sBBH16s HHIII QQQQQQ")
+# magic, version, kind, rank, token | model, plan, round, unit, pair | rows, k, step, dense, offset, total, length
+_LAYOUT = struct.Struct("<4sBBH16s HHIII QQQQQQQ")
 _MARK = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _CHECKED = _LAYOUT.size + _MARK.size
@@ -55,6 +55,7 @@ class Header(NamedTuple):
         model, plan: which distributed model, which version of its plan. round: synchronisation count.
         unit, pair: key within the plan. rows: n_r, the sender's rows in this step. k: rows of the factors.
         step: optimizer steps that the sender had made by then.
+        dense: bytes that the whole transfer had before it was coded, which made it smaller; 0: it is as it was.
         offset, total: where this payload stands in the whole transfer, and that one's size (bytes).
         length: bytes of payload that follow.
         mark: not 0: what the receiver is to say in its receipt, and says there; the transport's own.
@@ -70,10 +71,19 @@ class Header(NamedTuple):
     rows: int = 0
     k: int = 0
     step: int = 0
+    dense: int = 0
     offset: int = 0
     total: int = 0
     length: int = 0
     mark: int = 0
+
+    @property
+    def dense_length(self) -> int:
+        """Of `length`, the share before it was coded; of all pieces together exactly `dense`."""
+        if not self.dense:
+            return self.length
+        end = self.offset + self.length
+        return self.dense * end // self.total - self.dense * self.offset // self.total
 
 
 def sized(header: Header, length: int) -> Header:
@@ -113,7 +123,8 @@ def unpack(data: bytes | memoryview, token: bytes, world_size: int, payload_byte
     magic, version, kind, rank, its_token, *rest = _LAYOUT.unpack_from(data)
     if magic != MAGIC or version != VERSION or its_token != token or rank >= world_size:
         return None
-    if rest[-1] != payload_bytes or rest[-3] + payload_bytes > rest[-2]:
+    dense, offset, total, length = rest[-4:]
+    if length != payload_bytes or offset + length > total or 0 < dense <= total:
         return None
     try:
         return Header(Kind(kind), rank, *rest, *_MARK.unpack_from(data, _LAYOUT.size))

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from poseidon.api import Session
-from poseidon.config.hardware import FactorDensity, HardwareConfig, IterationConfig
+from poseidon.config.density import FactorDensity
+from poseidon.config.hardware import HardwareConfig, IterationConfig
 from poseidon.emulation import accelerator as module
 from poseidon.emulation.accelerator import Accelerator, Costs
 from poseidon.emulation.layers import LayerTime, layer_times, trace
@@ -149,7 +150,7 @@ def test_host_copies_and_sums_take_their_time() -> None:
     assert run_ranks(1, lambda session: body(session, server_sum=rate))[0] >= SECONDS + 0.03
 
 
-def test_factors_have_exactly_their_share_of_non_zeros_and_their_product_is_charged_per_rank(
+def test_factors_have_their_share_of_non_zeros_and_their_product_is_charged_per_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, times, accelerator = parts("wide")
@@ -176,8 +177,8 @@ def test_factors_have_exactly_their_share_of_non_zeros_and_their_product_is_char
     factors = seen[200, 300]
     assert factors is not None
     u, v = factors[: ROWS * 200], factors[ROWS * 200 :]
-    assert int((u != 0).sum()) == ROWS * 200 // 4
-    assert int((v != 0).sum()) == ROWS * 300 // 2
+    assert int((u != 0).sum()) == pytest.approx(ROWS * 200 / 4, rel=0.1)  # scattered at random, as real ones are
+    assert int((v != 0).sum()) == pytest.approx(ROWS * 300 / 2, rel=0.1)
 
     ends: list[float] = []
     monkeypatch.setattr(module, "sleep_until", ends.append)

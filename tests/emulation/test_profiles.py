@@ -9,6 +9,7 @@ import pytest
 from poseidon.config import dump_spec, load_spec
 from poseidon.config.check import check_train
 from poseidon.config.compose import compose
+from poseidon.config.density import densities
 from poseidon.config.hardware import HardwareConfig, LayerSeconds, LayerTable, Trust
 from poseidon.config.paths import conf_dir
 from poseidon.errors import UserError
@@ -47,9 +48,7 @@ def test_the_papers_single_node_speeds():
 
 
 def test_a_profile_goes_to_the_ranks(tmp_path):
-    config = compose(
-        "train", ["hardware=titan_x", "+hardware.density={alexnet: {layers: {classifier.6: {u: 0.25, v: 1}}}}"]
-    )
+    config = compose("train", ["hardware=titan_x", "+hardware.layers={x: {seconds: {a: {forward: 1}}}}"])
     dump_spec(tmp_path / "spec.json", config, [], tmp_path)
     assert load_spec(tmp_path / "spec.json").config == config
     json.loads((tmp_path / "spec.json").read_text())
@@ -86,7 +85,6 @@ def test_a_profile_of_one_s_own(tmp_path):
             "hardware.layers.x.seconds.a.forward=-1.0: must be at least 0",
         ),
         ("+hardware.layers={x: {seconds: {}}}", "hardware.layers.x.seconds: no layer takes any time"),
-        ("+hardware.density={x: {layers: {a: {u: 2}}}}", "hardware.density.x.layers.a.u=2.0: must lie between 0 and 1"),
         (
             "+hardware.sources={hostcopy: {source: me}}",
             "hardware.sources.hostcopy: there is no such key; did you mean host_copy?",
@@ -133,3 +131,24 @@ def test_a_measured_table_is_named():
     table = LayerTable("me", Trust.measured, 8, {"fc": LayerSeconds(0.1, 0.2)})
     said = HardwareConfig(layers={"m": table}).basis("m", 8)
     assert said == "0.3 s per iteration of 8 rows (measured: me), shared out among the layers by a measured table"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("+model.density={fc6: {u: 2}}", "model.density.fc6.u=2: must lie between 0 and 1"),
+        ("+model.density={fc6: {w: 0.5}}", "model.density.fc6={'w': 0.5}: must be the shares of non-zeros"),
+        ("+model.density=0.5", "model.density=0.5: must give shares by layer"),
+    ],
+)
+def test_a_density_is_a_share_by_layer(override: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        check_train(compose("train", ["model=lenet", override]))
+    assert str(error.value).startswith(said)
+
+
+def test_networks_of_the_papers_are_as_sparse_as_measured() -> None:
+    for model in ("alexnet", "alexnet_22k", "vgg19", "vgg19_22k"):
+        found = densities(compose("train", [f"model={model}", "dataset=synthetic"]).model)
+        assert len(found) == 3
+        assert all(0 < share < 1 for density in list(found.values())[:2] for share in density)

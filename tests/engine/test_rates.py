@@ -16,9 +16,9 @@ def mlp(width: int = 64) -> nn.Module:
     return nn.Sequential(nn.Linear(width, 96), nn.ReLU(), nn.Linear(96, 32), nn.Linear(32, 3))
 
 
-def steps(session: Session, model: nn.Module, rows: int, rule: str, count: int = 3) -> dict:
+def steps(session: Session, model: nn.Module, rows: int, rule: str, count: int = 3, sparse: str = "never") -> dict:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    session.distribute(model, optimizer, rule=rule)
+    session.distribute(model, optimizer, rule=rule, sparse=sparse)
     for _ in range(count):
         optimizer.zero_grad()
         model(torch.randn(rows, model[0].in_features)).square().mean().backward()
@@ -65,6 +65,13 @@ def test_the_papers_rule_measures_nothing() -> None:
 
 def test_layers_too_small_to_matter_cost_no_time_at_start() -> None:
     assert [seen["rates"] for seen in run_ranks(2, lambda session: steps(session, mlp(), 4, "time"))] == [None] * 2
+
+
+def test_what_coding_depends_on_is_measured_without_products() -> None:
+    first, second = run_ranks(2, lambda session: steps(session, mlp(), 4, "paper", sparse="auto")["rates"])
+    assert first == second
+    assert first["multiply"] is first["add"] is None
+    assert min(first["link"] / 1e6, first["code"] / 1e6) > 1
 
 
 def test_one_node_has_nothing_to_choose() -> None:

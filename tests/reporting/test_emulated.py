@@ -249,13 +249,10 @@ def test_costs_that_a_run_has_not_are_not_claimed() -> None:
     assert basis([as_run(fake())]) == []
 
 
-def test_measured_densities_are_said() -> None:
-    params = {f"hardware.density.lenet.{key}": value for key, value in DENSITY.items()}
+def test_densities_are_said() -> None:
+    params = {"model.density.fc6.u": "0.25", "model.density.fc6.v": "0.36"}
     (line,) = [line for line in basis([as_run(asleep(params=params))]) if line.startswith("reconstruction")]
-    assert "as dense as measured: 30 steps" in line
-
-
-DENSITY = {"layers.fc6.u": "0.25", "layers.fc6.v": "0.36", "trust": "measured", "source": "30 steps"}
+    assert "as sparse as model.density says" in line
 
 
 def test_an_iteration_stands_beside_what_each_part_has_to_do() -> None:

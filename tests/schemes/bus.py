@@ -20,17 +20,29 @@ TOKEN = bytes(16)
 class Bus:
     """One unit on `world_size` ranks. Between two ranks messages keep their order, otherwise anything goes."""
 
-    def __init__(self, book: Book, dtype: torch.dtype, piece_bytes: int, seed: int) -> None:
+    def __init__(self, book: Book, dtype: torch.dtype, piece_bytes: int, seed: int, *, sparse: bool = False) -> None:
         self.random = random.Random(seed)
         self.wires: dict[tuple[int, int], deque[tuple[bytes, Any]]] = {}
         self.results: list[list[Any]] = [[] for _ in book.topology.workers]
         self.sent: list[tuple[int, int, Header]] = []  # by whom, to whom, what
+        self.working: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
         world = len(book.topology.workers)
         self.schemes = [
             make_scheme(
                 book.units[0],
                 Context(
-                    rank, book.topology, 0, 0, dtype, piece_bytes, 2, self._sender(rank), self._done(rank), reconstruct
+                    rank,
+                    book.topology,
+                    0,
+                    0,
+                    dtype,
+                    piece_bytes,
+                    2,
+                    self._sender(rank),
+                    self._done(rank),
+                    reconstruct,
+                    sparse=sparse,
+                    work=lambda call, then: self.working.append((call, then)),
                 ),
             )
             for rank in range(world)
@@ -79,10 +91,13 @@ class Bus:
         while True:
             ready: Sequence[int] = [r for r in range(world) if begun[r] == ended[r] < rounds]
             full = [wire for wire, queue in self.wires.items() if queue]
-            if not ready and not full:
+            if not ready and not full and not self.working:
                 break
-            choice = self.random.randrange(len(ready) + len(full))
-            if choice < len(ready):
+            choice = self.random.randrange(len(ready) + len(full) + bool(self.working))
+            if choice == len(ready) + len(full):
+                call, then = self.working.popleft()
+                then(call())
+            elif choice < len(ready):
                 rank = ready[choice]
                 begun[rank] += 1
                 self.schemes[rank].contribute(begun[rank] - 1, contribution(rank, begun[rank] - 1))

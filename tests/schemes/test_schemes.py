@@ -84,18 +84,25 @@ def test_ps(devices, kv_bytes, seed, who, uneven):
     st.sampled_from([12, 40, 1 << 20]),
     st.integers(0, 10_000),
     st.booleans(),
+    st.sampled_from([None, 0.0, 0.3, 1.0]),
 )
-def test_factors(scheme, shape, devices, piece_bytes, seed, uneven):
-    """Factors, dense gradients and nothing, mixed; one or many pieces; a peer one round ahead; more ranks than rows."""
+def test_factors(scheme, shape, devices, piece_bytes, seed, uneven, density):
+    """Factors, dense gradients and nothing, mixed; one or many pieces; a peer one round ahead; more ranks than rows;
+    factors coded or not."""
     world, (m, n) = sum(devices), shape
-    bus = Bus(one_unit(devices, scheme, 1024, shape), torch.float32, piece_bytes, seed)
+    unit = one_unit(devices, scheme, 1024, shape)
+    bus = Bus(unit, torch.float32, piece_bytes, seed, sparse=density is not None)
+
+    def factor(*shape: int) -> torch.Tensor:
+        return torch.randn(shape) if density is None else torch.randn(shape) * (torch.rand(shape) < density)
+
     torch.manual_seed(seed)
     plan = {}
     for round_ in range(ROUNDS):
         for rank in range(world):
             kind = bus.random.choice(["factors", "factors", "dense", "none"])
             rows = bus.random.randrange(4) if uneven else 3
-            plan[rank, round_] = (kind, rows, torch.randn(rows, m), torch.randn(rows, n))
+            plan[rank, round_] = (kind, rows, factor(rows, m), factor(rows, n))
     seen: dict[int, list[torch.Tensor | None]] = {}
 
     def contribution(rank: int, round_: int) -> Contribution:

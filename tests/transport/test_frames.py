@@ -16,6 +16,7 @@ def number(bits: int):
 @st.composite
 def headers(draw) -> Header:
     length, offset = draw(number(40)), draw(number(40))
+    total = offset + length + draw(number(40))
     return Header(
         draw(st.sampled_from(list(Kind))),
         draw(st.integers(0, WORLD - 1)),
@@ -27,8 +28,9 @@ def headers(draw) -> Header:
         draw(number(64)),
         draw(number(64)),
         draw(number(64)),
+        draw(st.just(0) | st.integers(total + 1, 2**60)),
         offset,
-        offset + length + draw(number(40)),
+        total,
         length,
         draw(number(64)),
     )
@@ -72,6 +74,22 @@ def test_what_does_not_fit_is_refused():
     assert unpack(data, TOKEN, 1, 8) is None  # a rank that does not exist
     assert unpack(pack(header._replace(total=15), TOKEN), TOKEN, WORLD, 8) is None  # beyond the transfer's end
     assert unpack(pack(header._replace(kind=99), TOKEN), TOKEN, WORLD, 8) is None
+
+
+def test_what_was_coded_is_smaller_than_it_was():
+    header = Header(Kind.FACTORS, 1, dense=100, total=99, length=8)
+    assert unpack(pack(header, TOKEN), TOKEN, WORLD, 8) == header
+    for dense in (99, 1):
+        assert unpack(pack(header._replace(dense=dense), TOKEN), TOKEN, WORLD, 8) is None
+
+
+@given(st.integers(1, 200), st.integers(1, 10**12), st.integers(1, 50))
+def test_pieces_of_what_was_coded_make_up_what_it_was(total, more, piece):
+    header, dense = Header(Kind.FACTORS, 0), total + more
+    pieces = [(start, min(piece, total - start)) for start in range(0, total, piece)]
+    parts = [header._replace(dense=dense, total=total, offset=start, length=size) for start, size in pieces]
+    assert sum(part.dense_length for part in parts) == dense
+    assert all(part._replace(dense=0).dense_length == part.length for part in parts)
 
 
 def test_sized():

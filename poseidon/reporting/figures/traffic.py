@@ -74,7 +74,7 @@ def draw(section: Section) -> Figure | None:
     axes.set_ylim(places[-1] + 0.6, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"{name} sent per node and iteration (without headers)")
+    axes.set_xlabel(f"{name} sent per node and iteration (before any coding, without headers)")
     axes.margins(x=0.14)
     axes.set_xlim(left=0)
     _legend(figure, shown)
