@@ -68,7 +68,7 @@ def test_layers_too_small_to_matter_cost_no_time_at_start() -> None:
 
 
 def test_what_coding_depends_on_is_measured_without_products() -> None:
-    first, second = run_ranks(2, lambda session: steps(session, mlp(), 4, "paper", sparse="auto")["rates"])
+    first, second = run_ranks(2, lambda session: steps(session, mlp(4096), 4, "paper", sparse="auto")["rates"])
     assert first == second
     assert first["multiply"] is first["add"] is None
     assert min(first["link"] / 1e6, first["code"] / 1e6) > 1
