@@ -79,10 +79,7 @@ class Agreed:
         found: list[tuple[Any, ...]] = []
         modules = [self._model]
         for module in modules:
-            found += [
-                (p.requires_grad, id(p), p.dtype, p.shape, p.stride(), p.device)
-                for p in held(module)
-            ]
+            found += [(p.requires_grad, id(p), p.dtype, p.shape, p.stride(), p.device) for p in held(module)]
             if module._buffers and id(module) not in self._modules:
                 found.append((False, id(module)))
             modules += [child for child in module._modules.values() if child is not None]
