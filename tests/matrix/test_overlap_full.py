@@ -181,12 +181,19 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind_of_model_and_technique(name: str) -> None:
     both(MODELS[name], "hybrid", schedule=False)
 
 
-@pytest.mark.parametrize("name", test_optimizers.CASES)
+#: One of each class, as it is by default; the rest is slow.
+PLAIN = {name for name in test_optimizers.CASES if name.endswith("plain") or "," not in name or " for " in name}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in PLAIN else pytest.param(name, marks=pytest.mark.slow) for name in test_optimizers.CASES]
+)
 def test_every_optimizer(name: str) -> None:
     case = test_optimizers.CASES[name]
     torch.manual_seed(0)
@@ -217,8 +224,8 @@ def test_every_optimizer(name: str) -> None:
                 if schedule is not None:
                     schedule.step(*[float(loss)] if "by the loss" in name and loss is not None else [])
             session.synchronize()
-            state = [values(nn.Module(), optimizer) for optimizer in optimizers]
-            return values(net) + sum(state, []), put_off
+            state = [t for optimizer in optimizers for t in values(nn.Module(), optimizer)]
+            return values(net) + state, put_off
 
         return run_ranks(2, body)
 
