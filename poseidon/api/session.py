@@ -134,7 +134,9 @@ class Session:
                 :mod:`poseidon.engine.downpour`; ``ddp``: PyTorch's own; ``fsdp``: PyTorch's too, parameters and
                 optimizer sharded; ``single``: world size 1.
             overlap: ``backward``: a layer's gradient leaves while the layers below still compute; ``none``: all
-                communication after the backward pass.
+                communication after the backward pass; ``full``: as ``backward``, but nothing is waited for before the
+                next forward pass comes to a layer, or somebody looks at it through its module. The same bits;
+                references to parameters kept elsewhere need :meth:`synchronize` first (docs/overlap.md).
             rule: how hybrid chooses, from the rows that iteration 0 really had: ``time``: of ps, sfb and block what is
                 predicted to take least, from rates of processors and links that are measured now, in about a second,
                 and the layers' seconds in iteration 0; ``paper``, as ``time`` does where nothing is clearly better,

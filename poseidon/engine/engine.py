@@ -283,7 +283,7 @@ class Engine:
         """A forward without grad inside one with grad: a reentrant checkpoint, whose gradients come from nested
         backward passes, perhaps several (or a no_grad helper, which loses only its overlap). Outside of a forward:
         the model is called by another method."""
-        if self._lazy is not None:
+        if self._lazy is not None and not torch.compiler.is_compiling():
             self._lazy.before_module(module)
         if torch.is_grad_enabled():
             if not self._in_forward and not torch.compiler.is_compiling() and not self._looked:

@@ -128,26 +128,40 @@ class Lazy:
         self._blanks: dict[int, torch.Tensor] = {}  # by index, what a promise looks like
         # What a forward pass uses without a look through its module (references kept in a list) is applied before it.
         self.inside = False  # a forward pass of the root module
-        self._used: set[int] | None = set()  # ids of what was looked at inside; None: that is known
+        self._used: set[int] | None = None  # ids of what was looked at inside, while that is being found out
         self._hidden: tuple[int, ...] = ()
         self._late: set[int] = set()  # ids of what nobody has looked at since the step
         self._of: dict[nn.Module, tuple[int, ...]] = {}
+        self._modules: list[nn.Module] = []
+        self._frames = 0  # compiled when the model was hooked
         self._watched: list[Callable[[], None]] = []
 
     # --- the model's parameters --------------------------------------------------------------------------------
 
     def hook(self, model: nn.Module, params: Mapping[int, int]) -> None:
         """Watch the model's parameters; `params` has the indices of those that are trained, by id."""
-        self._used, self._hidden, self._blanks = set(), (), {}
-        for module in model.modules():
+        self._used, self._hidden, self._blanks, self._frames = None, (), {}, _compiled()
+        self._modules = list(model.modules())
+        for module in self._modules:
             ids = tuple(id(p) for p in module.parameters(recurse=False) if id(p) in params)
             if ids:
                 self._of[module] = ids
-                undo = watch(module, self.read)
-                self._watched += [undo] if undo is not None else []
+
+    def _watch(self) -> None:
+        """After a first iteration, in which compilers would have shown up: they must not find watched parameters."""
+        self._used = set()
+        for module in self._of:
+            undo = watch(module, self.read)
+            self._watched += [undo] if undo is not None else []
+
+    def _is_compiled(self) -> bool:
+        """Or is anything, since the parameters are watched? Who reads parameters in compiled code is not seen."""
+        marks = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in self._modules)
+        return marks or _compiled() != self._frames
 
     def unhook(self) -> None:
         self._of.clear()
+        self._modules.clear()
         while self._watched:
             self._watched.pop()()
 
@@ -222,7 +236,9 @@ class Lazy:
             why = self._unfit(optimizer)
             if why is not None:
                 self._at_once(why)
-        return trial or self._used is not None or self._why is not None
+        if self._is_compiled():
+            self._at_once("the model, or a part of it, is compiled")
+        return trial or not self._watched or self._used is not None or self._why is not None
 
     def waited(self, seen: Iterable[int], params: Sequence[torch.Tensor]) -> None:
         """It was.
@@ -230,7 +246,9 @@ class Lazy:
         Args:
             seen: indices of parameters that this rank made gradients of.
         """
-        if self._used:
+        if not self._watched and not self._is_compiled():
+            self._watch()
+        elif self._used:
             self._hidden = tuple(id(params[index]) for index in seen if id(params[index]) not in self._used)
             self._used = None
         self._next()
@@ -355,6 +373,8 @@ class Lazy:
             return why
         if callable(get_eval_frame_callback()):  # of this thread, unlike torch.compiler.is_compiling()
             return "the optimizer's step is compiled"
+        if self._is_compiled():
+            return "the model, or a part of it, is compiled"
         if any(id(p) in round_.waiting for p in held):
             return "two optimizers step the same parameters"
         for p in held:
@@ -463,6 +483,12 @@ class Lazy:
         error = UserError(f"rank {self._exchange.rank}: {text}")
         self._exchange.fail(error)
         raise error
+
+
+def _compiled() -> int:
+    """Frames of Python that torch.compile has looked at so far in this process."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["frames"]["total"])
 
 
 def _empty(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, ItemsView, Iterable, ValuesView
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,13 +32,15 @@ class Watched(dict[str, Any]):
         return found
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        found = super().get(key, default)
+        self._read((id(found),))
+        return found
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> Any:
         self._read_all()
         return super().values()
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> Any:
         self._read_all()
         return super().items()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import threading
@@ -18,6 +19,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from poseidon.api import Session
 from poseidon.engine import Engine
 from poseidon.engine.lazy import Lazy
+from poseidon.errors import OutOfStepError, PeerLostError
 from poseidon.transport import Header, InprocEndpoint
 from tests.copies import LateCopies
 from tests.matrix import test_layers, test_optimizers, test_structure, test_techniques
@@ -170,8 +172,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 def test_late_messages_change_nothing(comm: str, shape: str) -> None:
     for case in (mlp(merge_bytes=0), words()):
         put_off = both(case, comm, kind=Slow, **SHAPES[shape])
-        assert put_off[0] == 0  # iteration 0 finds out rows, and what forward passes look at
-        assert all(put_off[1:])
+        assert put_off[:2] == [0, 0]  # iterations 0 and 1 find out rows, and what forward passes look at
+        assert all(put_off[2:])
 
 
 MODELS = {
@@ -181,12 +183,19 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind_of_model_and_technique(name: str) -> None:
     both(MODELS[name], "hybrid", schedule=False)
 
 
-@pytest.mark.parametrize("name", test_optimizers.CASES)
+#: One of each class, as it is by default; the rest is slow.
+PLAIN = {name for name in test_optimizers.CASES if name.endswith("plain") or "," not in name or " for " in name}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in PLAIN else pytest.param(name, marks=pytest.mark.slow) for name in test_optimizers.CASES]
+)
 def test_every_optimizer(name: str) -> None:
     case = test_optimizers.CASES[name]
     torch.manual_seed(0)
@@ -217,20 +226,20 @@ def test_every_optimizer(name: str) -> None:
                 if schedule is not None:
                     schedule.step(*[float(loss)] if "by the loss" in name and loss is not None else [])
             session.synchronize()
-            state = [values(nn.Module(), optimizer) for optimizer in optimizers]
-            return values(net) + sum(state, []), put_off
+            state = [t for optimizer in optimizers for t in values(nn.Module(), optimizer)]
+            return values(net) + state, put_off
 
         return run_ranks(2, body)
 
     got = run("full")
     assert_same(got, run("none"))
-    assert all(got[0][1][1:]) != case.closure
+    assert all(got[0][1][2:]) != case.closure
 
 
 @pytest.mark.parametrize("zero", ["before", "after", "model", "in place", "never"])
 def test_gradients_are_zeroed_wherever(zero: str, caplog: pytest.LogCaptureFixture) -> None:
     put_off = both(mlp(), "hybrid", zero=zero, kind=Slow)
-    assert all(put_off[1:]) == (zero in ("before", "after", "model"))
+    assert all(put_off[2:]) == (zero in ("before", "after", "model"))
     assert ("falls back to overlap=backward" in caplog.text) == (zero in ("in place", "never"))
 
 
@@ -299,11 +308,10 @@ def logged(session: Session, model: nn.Module, optimizer: Any, step: int) -> Non
 
 def stopped(session: Session, model: nn.Module, optimizer: Any, step: int) -> None:
     """Distributed anew."""
-    if step == 2:
+    if step == 3:
         session.undistribute(model)
         assert all(type(module._parameters) is dict for module in model.modules())
-        overlap = "none" if session.world_size == 0 else "full"
-        session.distribute(model, optimizer, comm="ps", overlap=overlap)  # type: ignore[arg-type]
+        session.distribute(model, optimizer, comm="ps", overlap="full")
 
 
 BETWEEN = [evaluated, saved, copied, averaged, rewritten, frozen, digested, logged]
@@ -313,7 +321,7 @@ BETWEEN = [evaluated, saved, copied, averaged, rewritten, frozen, digested, logg
 @pytest.mark.parametrize("shape", ["flat", "devices"])
 def test_what_happens_between_iterations(between: Any, shape: str) -> None:
     put_off = both(mlp(6), "sfb", between=between, kind=Slow, **SHAPES[shape])
-    assert put_off[1] or put_off[2]
+    assert put_off[2] or put_off[3]
 
 
 @pytest.mark.parametrize("shape", ["flat", "devices"])
@@ -323,9 +331,9 @@ def test_one_rank_evaluates_while_the_others_wait_elsewhere(shape: str) -> None:
 
 
 def test_undistributed_on_the_way() -> None:
-    put_off = both(mlp(6), "sfb", between=stopped)
-    assert put_off[1]
-    assert not put_off[3]
+    put_off = both(mlp(7), "sfb", between=stopped)
+    assert put_off[2]
+    assert put_off[4:6] == [0, 0]
 
 
 def of_a_list() -> nn.Module:
@@ -342,7 +350,7 @@ def of_a_list() -> nn.Module:
 
 
 def test_weights_that_a_forward_pass_finds_elsewhere() -> None:
-    assert all(both(Case(of_a_list, vectors(40), steps=5), "hybrid", kind=Slow)[1:])
+    assert all(both(Case(of_a_list, vectors(40), steps=5), "hybrid", kind=Slow)[2:])
 
 
 def by_turns(model: Any, optimizer: Any, inputs: Any, number: torch.Tensor, session: Any) -> None:
@@ -433,7 +441,7 @@ class Mine(torch.optim.SGD):
 
 def test_an_optimizer_of_the_users_says_that_it_steps_each_parameter_by_itself() -> None:
     case = Case(mlp().model, vectors(40), optimizer=lambda model: Mine(model.parameters(), lr=0.1), steps=5)
-    assert all(both(case, "hybrid")[1:])
+    assert all(both(case, "hybrid")[2:])
 
 
 def test_with_staleness_there_is_nothing_to_hide_under() -> None:
@@ -443,3 +451,149 @@ def test_with_staleness_there_is_nothing_to_hide_under() -> None:
         return engine_of(session)._lazy is None
 
     assert run_ranks(2, body) == [True, True]
+
+
+def test_two_models_that_train_against_each_other() -> None:
+    torch.manual_seed(0)
+    bases = nn.Linear(6, 40), nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 1))
+
+    def run(overlap: str) -> list[Seen]:
+        def body(session: Session) -> Seen:
+            maker, judge = copy.deepcopy(bases)
+            optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in (maker, judge)]
+            for model, optimizer in zip((maker, judge), optimizers, strict=True):
+                session.distribute(model, optimizer, comm="hybrid", overlap=overlap)  # type: ignore[arg-type]
+            chance = torch.Generator().manual_seed(session.rank)
+            for _ in range(6):
+                made = maker(torch.randn(3, 6, generator=chance))
+                optimizers[1].zero_grad()
+                (judge(made.detach()).mean() - judge(torch.randn(3, 40, generator=chance)).mean()).backward()
+                optimizers[1].step()
+                optimizers[0].zero_grad()
+                judge(made).mean().neg().backward()
+                optimizers[0].step()
+            session.synchronize()
+            return values(maker, optimizers[0]) + values(judge, optimizers[1]), []
+
+        return run_ranks(2, body, kind=Slow)
+
+    assert_same(run("full"), run("none"))
+
+
+def without_rows(model: Any, optimizer: Any, inputs: Any, number: torch.Tensor, session: Any) -> None:
+    """Every rank in turn has none."""
+    turn = model.turn = getattr(model, "turn", -1) + 1
+    if session is not None and turn % session.world_size == session.rank:
+        session.rows(0)
+    else:
+        model(*inputs).square().mean().backward()
+
+
+def test_ranks_without_rows() -> None:
+    put_off = both(Case(mlp().model, vectors(40), step=without_rows, steps=7), "hybrid", kind=Slow)
+    assert any(put_off)
+
+
+def test_a_backward_pass_that_fails_before_anything_has_left() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            raise ValueError("a bad batch")
+
+    def step(model: Any, optimizer: Any, inputs: Any, number: torch.Tensor, session: Any) -> None:
+        with pytest.raises(ValueError, match="a bad batch"):
+            Fails.apply(model(*inputs)).sum().backward()
+        model(*inputs).square().mean().backward()
+
+    assert all(both(Case(mlp().model, vectors(40), step=step, steps=5), "hybrid", kind=Slow)[2:])
+
+
+def test_ranks_that_join() -> None:
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
+
+    def run(overlap: str) -> list[Seen]:
+        def body(session: Session) -> Seen:
+            model = copy.deepcopy(base)
+            optimizer = sgd(model)
+            session.distribute(model, optimizer, comm="hybrid", overlap=overlap)  # type: ignore[arg-type]
+            with session.join():
+                for step in range(4 + 2 * session.rank):
+                    optimizer.zero_grad()
+                    model(torch.full((2, 6), step + 1.0)).square().mean().backward()
+                    optimizer.step()
+            session.synchronize()
+            return values(model, optimizer), []
+
+        return run_ranks(3, body, kind=Slow)
+
+    assert_same(run("full"), run("none"))
+
+
+def test_ranks_out_of_step_are_named() -> None:
+    def body(session: Session) -> str:
+        model = mlp().model()
+        optimizer = sgd(model)
+        session.distribute(model, optimizer, comm="hybrid", overlap="full")
+        with pytest.raises(OutOfStepError) as raised:
+            for step in range(8):
+                model(torch.ones(2, 40)).square().mean().backward()
+                if step != 4 or session.rank:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return str(raised.value)
+
+    assert all("rank 0 has made 4 optimizer steps" in said for said in run_ranks(2, body))
+
+
+def test_who_is_waited_for_in_a_forward_pass_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    left = threading.Event()
+
+    def body(session: Session) -> bool:
+        model = mlp().model()
+        optimizer = sgd(model)
+        session.distribute(model, optimizer, comm="ps", overlap="full")
+        for step in range(6):
+            if step == 4 and session.rank == 1:
+                left.wait(20)
+                return True
+            try:
+                optimizer.zero_grad()
+                model(torch.ones(2, 40)).square().mean().backward()
+                optimizer.step()
+            except PeerLostError as error:
+                left.set()
+                assert "rank 1: p" in str(error)
+                assert "iteration 4" in str(error)
+                assert model.state_dict()
+                return "between two iterations" in caplog.text
+        return False
+
+    with contextlib.suppress(PeerLostError):
+        assert all(run_ranks(2, body, timeout=1.0))
+    assert left.is_set()
+
+
+def test_gradients_are_those_of_the_step_whenever_they_are_looked_at() -> None:
+    def body(session: Session) -> bool:
+        model = nn.Linear(30, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        session.distribute(model, optimizer, comm="ps", overlap="full")
+        same, kept = [], None
+        for step in range(5):
+            optimizer.zero_grad()
+            model(torch.full((2, 30), session.rank + 1.0)).sum().backward()
+            before, kept = kept, model.weight.grad
+            if step == 3:
+                same.append(torch.equal(kept, torch.full((4, 30), 3.0)))
+            optimizer.step()
+            if before is not None:
+                same.append(torch.equal(before, torch.full((4, 30), 3.0)))
+        same.append(torch.equal(model.weight.grad, torch.full((4, 30), 3.0)))
+        return all(same) and type(model.weight.grad) is torch.Tensor
+
+    assert all(run_ranks(2, body, kind=Slow))
