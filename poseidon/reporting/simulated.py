@@ -87,7 +87,17 @@ def render(simulation: Simulation) -> str:
     table = Table(title=f"{simulation.title}: {DEGREE}", title_justify="left")
     for heading in ("link", "comm"):
         table.add_column(heading)
-    for heading in ("rows", "nodes", "s/iteration", "speedup", "bound, s", "MB sent", "device", "link"):
+    several = len(simulation.batch_sizes) > 1
+    for heading in (
+        *(("rows",) if several else ()),
+        "nodes",
+        "s/iteration",
+        "speedup",
+        "bound, s",
+        "MB sent",
+        "device",
+        "link",
+    ):
         table.add_column(heading, justify="right")
     table.add_column("what limits")
     before = (simulation.cells[0].batch_size, simulation.cells[0].link)
@@ -99,7 +109,7 @@ def render(simulation: Simulation) -> str:
         table.add_row(
             cell.link,
             cell.system,
-            str(cell.batch_size),
+            *([str(cell.batch_size)] if several else []),
             str(found.nodes),
             f"{found.seconds:.4g}",
             f"{found.speedup:.2f}",
