@@ -23,8 +23,8 @@ class Gain:
         rows: K, the rows that linear layers see.
         speed: DDP's seconds / its own.
         speedup: rows per second over those of one machine alone.
-        bytes: that DDP sends / that it sends. least: the same, were each linear layer sent by the cheapest of ps, sfb
-            and block.
+        bytes: that DDP sends / that it sends.
+        least: the same, were each linear layer sent by the cheapest of ps, sfb and block.
     """
 
     system: str

@@ -88,8 +88,9 @@ def render(simulation: Simulation) -> str:
     table = Table(title=f"{simulation.title}: {DEGREE}", title_justify="left")
     for heading in ("link", "comm"):
         table.add_column(heading)
+    several = len(simulation.batch_sizes) > 1
     headings = (
-        "rows",
+        *["rows"] * several,
         "nodes",
         "s/iteration",
         *["x ddp"] * compared,
@@ -111,7 +112,7 @@ def render(simulation: Simulation) -> str:
         table.add_row(
             cell.link,
             cell.system,
-            str(cell.batch_size),
+            *([str(cell.batch_size)] if several else []),
             str(found.nodes),
             f"{found.seconds:.4g}",
             *["-" if times is None else f"{times:.3f}"] * compared,

@@ -95,3 +95,23 @@ def test_says_in_one_line_what_it_does_not_take(ids: torch.Tensor, message: str)
 def test_sizes_that_are_none(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         small(**options)
+
+
+def test_gated_and_fused_blocks_and_a_width_that_is_no_multiple() -> None:
+    model = small(fused=True, gated=True, mlp_width=24)
+    linears = {name: tuple(m.weight.shape) for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    block = {name.removeprefix("blocks.1."): shape for name, shape in linears.items() if name.startswith("blocks.1.")}
+    assert block == {"qkv": (48, 16), "out": (16, 16), "gate": (24, 16), "up": (24, 16), "down": (16, 24)}
+    assert model(text()).shape == (3, 12, 20)
+    with pytest.raises(UserError, match="mlp_width=0"):
+        small(mlp_width=0)
+
+
+def test_fused_is_the_same_function() -> None:
+    plain, fused = small(), small(fused=True)
+    state = plain.state_dict()
+    for place in ("weight", "bias"):
+        for block in ("blocks.0", "blocks.1"):
+            state[f"{block}.qkv.{place}"] = torch.cat([state.pop(f"{block}.{part}.{place}") for part in "qkv"])
+    fused.load_state_dict(state)
+    torch.testing.assert_close(fused(text()), plain(text()))
