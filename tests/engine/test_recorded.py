@@ -86,7 +86,7 @@ def test_a_plan_that_does_not_fit_is_refused_on_every_rank(edit: dict, words: st
 
 def test_only_hybrid_replays() -> None:
     def body(session: Session) -> None:
-        with pytest.raises(UserError, match="^plan= replays what comm='hybrid' chose; with comm='ps' leave it out"):
+        with pytest.raises(UserError, match=r"^plan= replays what comm='hybrid' chose; with comm='ps' leave it out"):
             train(session, comm="ps", plan=[])
 
     run_ranks(2, body)
