@@ -42,7 +42,8 @@ def papers_choice(run: Run) -> str | None:
 
 
 def _papers(run: Run) -> tuple[str | None, str | None]:
-    if not run.sleeps or (run.comm == "hybrid" and run.text("rule") != "paper"):
+    chosen = run.text("rule") == "paper" and run.params.get("comm.plan", "") in _NULL
+    if not run.sleeps or (run.comm == "hybrid" and not chosen):
         return None, None
     return _PAPERS.get((run.comm, run.text("overlap")), (None, None))
 

@@ -61,7 +61,7 @@ def relevant(key: str, run: Run) -> bool:
         return (run.comm, key) == ("fsdp", "comm.merge_bytes") or (run.comm == "ddp" and key.startswith("comm.ddp."))
     if run.comm == "downpour" and key == "comm.overlap":
         return False
-    return not key.startswith("comm.ddp.") and (key != "comm.rule" or run.comm == "hybrid")
+    return not key.startswith("comm.ddp.") and (key not in ("comm.rule", "comm.plan") or run.comm == "hybrid")
 
 
 def setting_params(run: Run) -> dict[str, str]:
