@@ -116,7 +116,8 @@ class Syncers:
             self._check_changed()
             return
         if header.round in self._steps:
-            self._compare(header.rank, header.step, header.round)
+            if header.step != self._steps[header.round]:
+                self._compare(header.rank, header.step, header.round)
         else:
             self._their_steps.setdefault(header.round, {})[header.rank] = header.step
             if self._bell is not None:
