@@ -57,8 +57,9 @@ class Plan:
         self.book = make_book(exchange, infos, schemes, **sizes)
         dtypes = [p.dtype for p in params]
         depth = depth_of(options.staleness)
-        self.syncers = Syncers(exchange, index, version, self.book, dtypes, options.kv_bytes, depth, device)
-        tell_servers(exchange, index, version, self.book, sizes)
+        front = options.overlap == "full"
+        self.syncers = Syncers(exchange, index, version, self.book, dtypes, options.kv_bytes, depth, device, front)
+        tell_servers(exchange, index, version, self.book, {**sizes, "front": front})
         self.gradients = Gradients(self.book, params, records, device, depth)
         for number, record in records.items():
             record.active = self.trial or schemes.get(infos[number].name, "ps") != "ps"

@@ -43,8 +43,10 @@ class Syncers:
         piece_bytes: int,
         depth: int,
         device: Device,
+        front: bool = False,
     ) -> None:
         self.book = book
+        self._front = front  # do front layers leave first?
         self._bell: Callable[[], None] | None = None  # called when a round begins elsewhere
         self._rows: dict[int, dict[int, int]] = {}  # by round: a rank may be a round ahead
         self._steps: dict[int, int] = {}  # by round: optimizer steps made before it
@@ -158,7 +160,7 @@ class Syncers:
     def _send(self, peer: int, header: Header, payload: Any) -> None:
         if header.rank == self._exchange.rank:  # else it is only handed on, perhaps before this rank begins the round
             header = header._replace(step=self._steps[header.round])
-        self._exchange.send(peer, header, payload, self.book.priority(header.round, header.unit))
+        self._exchange.send(peer, header, payload, self.book.priority(header.round, header.unit, front=self._front))
 
     def _begin(self, round_: int, step: int) -> None:
         """Endpoint's thread, before anything of a round is sent."""
