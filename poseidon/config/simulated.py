@@ -112,7 +112,8 @@ def variants(config: SimulateConfig) -> list[Variant]:
 
 
 def _named(comm: CommConfig) -> str:
-    suffix = {Overlap.none: ", overlap=none", Overlap.backward: "", Overlap.full: FULL}
+    full = FULL if comm.name in _OWN else ""
+    suffix = {Overlap.none: ", overlap=none", Overlap.backward: "", Overlap.full: full}
     return f"{comm.name}{suffix[comm.overlap]}"
 
 

@@ -39,6 +39,8 @@ NOBODY = 0xFFFF
 #: Mailbox tag of the word that a rank is through with its steps (session.join()).
 TAG_THROUGH = 6
 
+_BESIDE_ROUNDS = frozenset({Kind.BYE, Kind.ABORT, Kind.ASK, Kind.TEXT, Kind.STATE})
+
 TrafficKey = tuple[int, int, int, Kind, int]
 
 
@@ -96,7 +98,23 @@ class Exchange:
     # --- endpoint's thread -------------------------------------------------------------------------------------
 
     def on_message(self, header: Header, payload: memoryview) -> None:
-        self.guarded(partial(self._route, header, payload), f"cannot use {_what(header)}")
+        try:
+            if header.kind in _BESIDE_ROUNDS:
+                self._route(header, payload)
+            else:
+                self._deliver(header, payload)
+        except Exception as error:
+            self._failed(error, f"cannot use {_what(header)}")
+
+    def _deliver(self, header: Header, payload: memoryview) -> None:
+        """A part of a round."""
+        key, counted = (header.model, header.plan), Traffic.key(header, header.rank)
+        self.traffic.received[counted] += header.length
+        self.traffic.arrived[counted] += 1
+        if key in self._receivers:
+            self._receivers[key].on_message(header, payload)
+        elif key not in self._shut:
+            self._early[key].append((header, payload))
 
     def _route(self, header: Header, payload: memoryview) -> None:
         match header.kind:
@@ -118,15 +136,6 @@ class Exchange:
                     receiver.on_through(header.rank)
             case Kind.TEXT | Kind.STATE:
                 self._box(header.kind, header.model, header.unit, header.rank).put((header, payload))
-            case _:
-                key = (header.model, header.plan)
-                counted = Traffic.key(header, header.rank)
-                self.traffic.received[counted] += payload.nbytes
-                self.traffic.arrived[counted] += 1
-                if key in self._receivers:
-                    self._receivers[key].on_message(header, payload)
-                elif key not in self._shut:
-                    self._early[key].append((header, payload))
 
     def _on_abort(self, lost: int, text: str) -> None:
         """A peer ended the run because of `lost`. If that is this rank, it was slow or misunderstood, not dead."""
@@ -146,10 +155,11 @@ class Exchange:
         """An error in the endpoint's thread ends the run, by name; it must not end the thread in silence."""
         try:
             call()
-        except PoseidonError as error:
-            self._fail(error)
         except Exception as error:
-            self._fail(_named(self.rank, what, error))
+            self._failed(error, what)
+
+    def _failed(self, error: Exception, what: str) -> None:
+        self._fail(error if isinstance(error, PoseidonError) else _named(self.rank, what, error))
 
     def on_lost(self, rank: int, reason: str) -> None:
         if rank not in self._left:

@@ -62,9 +62,12 @@ class Plan:
         self.book = make_book(exchange, infos, schemes, **sizes)
         dtypes = [p.dtype for p in params]
         depth = depth_of(options.staleness)
+        front = options.overlap == "full"
         make = Syncers if exchange.tracer is None else partial(TracedSyncers, exchange.tracer)
-        self.syncers = make(exchange, index, version, self.book, dtypes, options.kv_bytes, depth, device, sparse)
-        tell_servers(exchange, index, version, self.book, sizes)
+        self.syncers = make(
+            exchange, index, version, self.book, dtypes, options.kv_bytes, depth, device, sparse, front=front
+        )
+        tell_servers(exchange, index, version, self.book, {**sizes, "front": front})
         self.gradients = Gradients(
             self.book, params, records, device, depth, counted=self.trial and options.sparse != "never"
         )

@@ -32,7 +32,7 @@ def tell_servers(exchange: Exchange, model: int, plan: int, book: Book, options:
     """Training thread of rank 0: a plan begins; from these words every server builds the same book.
 
     Args:
-        options: kv_bytes, merge_bytes and staleness.
+        options: kv_bytes, merge_bytes and staleness; front: do front layers leave first?
     """
     servers = book.topology.apart
     if exchange.rank or not servers:
@@ -74,7 +74,8 @@ def serve(exchange: Exchange, device: Device) -> None:
 def _read(exchange: Exchange, text: str) -> tuple[int, Book, dict[str, int]]:
     model, rows, schemes, options = json.loads(text)
     params = [Param(**{**row, "shape": tuple(row["shape"])}) for row in rows]
-    return model, make_book(exchange, params, schemes, **options), options
+    sizes = {key: value for key, value in options.items() if key != "front"}
+    return model, make_book(exchange, params, schemes, **sizes), options
 
 
 def make_book(
@@ -107,7 +108,7 @@ class Shards:
         self, exchange: Exchange, model: int, plan: int, book: Book, options: Mapping[str, int], device: Device
     ) -> None:
         self._exchange, self._device, self._model, self._plan = exchange, device, model, plan
-        self._book, self._depth = book, depth_of(options["staleness"])
+        self._book, self._options, self._depth = book, options, depth_of(options["staleness"])
         self._begun: dict[int, _Begun] = {}  # by round
         self._warn = WARN_SECONDS
         self._schemes = [
@@ -145,7 +146,8 @@ class Shards:
 
     def _send(self, peer: int, header: Header, payload: Any) -> None:
         header = header._replace(step=self._begun[header.round].steps)
-        self._exchange.send(peer, header, payload, self._book.priority(header.round, header.unit))
+        priority = self._book.priority(header.round, header.unit, front=bool(self._options["front"]))
+        self._exchange.send(peer, header, payload, priority)
 
     def _summed(self, nbytes: int, call: Any) -> None:
         self._device.summed(nbytes, partial(self._exchange.guarded, call, "cannot sum"), self._exchange.endpoint.post)

@@ -48,8 +48,11 @@ class Syncers:
         depth: int,
         device: Device,
         sparse: Collection[str] = (),
+        *,
+        front: bool = False,
     ) -> None:
         self.book = book
+        self._front = front  # do front layers leave first?
         self._bell: Callable[[], None] | None = None  # called when a round begins elsewhere
         self._rows: dict[int, dict[int, int]] = {}  # by round: a rank may be a round ahead
         self._steps: dict[int, int] = {}  # by round: optimizer steps made before it
@@ -123,7 +126,8 @@ class Syncers:
             self._check_changed()
             return
         if header.round in self._steps:
-            self._compare(header.rank, header.step, header.round)
+            if header.step != self._steps[header.round]:
+                self._compare(header.rank, header.step, header.round)
         else:
             self._their_steps.setdefault(header.round, {})[header.rank] = header.step
             if self._bell is not None:
@@ -164,7 +168,7 @@ class Syncers:
     def _send(self, peer: int, header: Header, payload: Any) -> None:
         if header.rank == self._exchange.rank:  # else it is only handed on, perhaps before this rank begins the round
             header = header._replace(step=self._steps[header.round])
-        self._exchange.send(peer, header, payload, self.book.priority(header.round, header.unit))
+        self._exchange.send(peer, header, payload, self.book.priority(header.round, header.unit, front=self._front))
 
     def _begin(self, round_: int, step: int) -> None:
         """Endpoint's thread, before anything of a round is sent."""

@@ -123,10 +123,14 @@ class Book:
     topology: Topology
     unit_of: tuple[int, ...]  # parameter index -> unit index
 
-    def priority(self, round_: int, unit: int) -> int:
-        """Lower leaves first: the oldest round, for which others still wait, then what the next forward needs first.
-        Above 0, which is for what is no unit's."""
-        return 1 + round_ * len(self.params) + min(self.units[unit].params)
+    def priority(self, round_: int, unit: int, *, front: bool) -> int:
+        """Lower leaves first: the oldest round, for which others still wait. Above 0, which is for what is no unit's.
+
+        Args:
+            front: within a round what the next forward needs first. Else as it comes: where all of a round is waited
+                for, the small front layers' pushes last leave the shortest tail.
+        """
+        return 1 + round_ * len(self.params) + (min(self.units[unit].params) if front else 0)
 
     def planned_bytes(self, rank: int, factors: Mapping[str, FactorSize], coded: Collection[str] = ()) -> Sent:
         """What `rank` sends, if each node sees the rows that `factors` tells, by name of the weight that does not go

@@ -6,15 +6,21 @@ Which of the two happens depends on the n_r in rank order alone, so the bits are
 A rank with n_r = 0 contributes nothing, whatever it sends: its gradient may be the mean over no row, NaN.
 
 Of nodes with several devices it is done twice: the devices' average weighs as much as they have rows together.
+
+A contribution is added as soon as it is its turn, but the last one: adding that, scaling the sum, and writing it to
+where its rank wants it, go block by block, while a block is in the processor's cache.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 
 _MISSING = object()
+#: Elements of a block.
+_BLOCK = 64 * 1024
 
 
 def depth_of(staleness: int) -> int:
@@ -56,49 +62,63 @@ class Average:
             raise RuntimeError(f"part {part} contributed twice to one round")
         total.got[part] = (rows, data)
         while total.next < self._parts and total.got[total.next] is not _MISSING:
-            self._fold(total, round_, *total.got[total.next])  # type: ignore[misc]
+            self._weigh(total, round_, *total.got[total.next])  # type: ignore[misc]
             total.got[total.next] = None
             total.next += 1
         return total.next == self._parts
 
-    def _fold(self, total: _Sum, round_: int, rows: int, data: torch.Tensor | None) -> None:
+    def _weigh(self, total: _Sum, round_: int, rows: int, data: torch.Tensor | None) -> None:
+        """A contribution's turn has come: it is the last one, until there is another."""
         total.rows.append(rows)
         first = total.rows[0]
         if total.equal and rows != first:
             total.equal = False
+            total.weights = [first] * len(total.weights)
             if total.filled:
                 self._out(round_).mul_(first)
-            elif total.held is not None:
-                total.held = (total.held[0], first)
-        weight = 1 if total.equal else rows
         if data is None or rows == 0:
             return
-        out = self._out(round_)
-        data = data.to(out.dtype)
-        if total.filled:
-            out.add_(data, alpha=weight)
-        elif total.held is None:
-            total.held = (data, weight)
-        else:
-            held, held_weight = total.held
-            if held_weight == weight == 1:
-                torch.add(held, data, out=out)
-            else:
-                torch.mul(held, held_weight, out=out).add_(data, alpha=weight)
-            total.held, total.filled = None, True
+        if len(total.held) == 2 or (total.held and total.filled):
+            self._fold(total, self._out(round_), total.held, total.weights)
+            total.held, total.weights, total.filled = [], [], True
+        total.held.append(data)
+        total.weights.append(1 if total.equal else rows)
 
-    def take(self, round_: int) -> tuple[int, torch.Tensor | None]:
-        """Rows of all, and the average, which stays until `depth` rounds later; None if no rank had a gradient."""
-        total = self._sums.pop(round_)
-        scale = 1 / (self._parts if total.equal else sum(total.rows))
-        out = self._out(round_)
+    def _fold(self, total: _Sum, out: torch.Tensor, held: Sequence[torch.Tensor], weights: Sequence[float]) -> None:
+        """Add to `out`, or make it, of one contribution or two."""
+        parts = [part.to(out.dtype) for part in held]
         if total.filled:
-            out.mul_(scale)
-        elif total.held is not None:
-            torch.mul(total.held[0], total.held[1] * scale, out=out)
+            out.add_(parts[0], alpha=weights[0])
+        elif weights[0] == weights[1] == 1:
+            torch.add(parts[0], parts[1], out=out)
         else:
-            return sum(total.rows), None
-        return sum(total.rows), out.to(self._dtype)
+            torch.mul(parts[0], weights[0], out=out).add_(parts[1], alpha=weights[1])
+
+    def take(self, round_: int, into: torch.Tensor | None = None) -> tuple[int, torch.Tensor | None]:
+        """Rows of all, and the average, which stays until `depth` rounds later; None if no rank had a gradient.
+
+        Args:
+            into: where it is written too; may be a contribution's memory.
+        """
+        total = self._sums.pop(round_)
+        rows = sum(total.rows)
+        if not total.filled and not total.held:
+            return rows, None
+        scale = 1 / (self._parts if total.equal else rows)
+        out = self._out(round_)
+        sources = [part.split(_BLOCK) for part in total.held]
+        targets = into.split(_BLOCK) if into is not None else None
+        for index, block in enumerate(out.split(_BLOCK)):
+            held = [blocks[index] for blocks in sources]
+            if len(held) == 1 and not total.filled:
+                torch.mul(held[0].to(out.dtype), total.weights[0] * scale, out=block)
+            else:
+                if held:
+                    self._fold(total, block, held, total.weights)
+                block.mul_(scale)
+            if targets is not None:
+                targets[index].copy_(block)
+        return rows, out.to(self._dtype)
 
     def _out(self, round_: int) -> torch.Tensor:
         turn = round_ % self._depth
@@ -115,5 +135,7 @@ class _Sum:
         self.next = 0
         self.rows: list[int] = []
         self.equal = True
-        self.held: tuple[torch.Tensor, float] | None = None
+        #: the last contributions, whose turn has come, and which are not in the sum: two, or, if that is filled, one
+        self.held: list[torch.Tensor] = []
+        self.weights: list[float] = []
         self.filled = False

@@ -19,10 +19,10 @@ def from_bytes(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
     """A 1-D tensor over received bytes; copies only if they are not aligned."""
     if data.nbytes == 0:
         return torch.empty(0, dtype=dtype)
-    flat = torch.frombuffer(data, dtype=torch.uint8)
+    flat = torch.frombuffer(data, dtype=dtype)
     if flat.data_ptr() % _ALIGNED and flat.data_ptr() % dtype.itemsize:
-        flat = flat.clone()
-    return flat.view(dtype)
+        flat = torch.frombuffer(data, dtype=torch.uint8).clone().view(dtype)
+    return flat
 
 
 def storage_order(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -56,18 +56,20 @@ class PS:
 
     def contribute(self, round_: int, contribution: Contribution) -> None:
         """Push; from now on the averages are written into `contribution.dense`."""
-        source, rows = contribution.dense, contribution.rows
+        source, rows, me = contribution.dense, contribution.rows, self._context.rank
         self._rounds[round_] = _Round(source, self.unit.pairs)
+        data, size = None if source is None else raw(source), self.unit.itemsize
         for pair in self._order:
             # Of the contribution, not of the target: an earlier pair's result may have made one meanwhile.
-            self._push(round_, pair, self._first[pair.index], rows, _slice(source, pair))
+            if self._first[pair.index] == me:
+                self._offer(round_, pair, me, rows, _slice(source, pair))
+                continue
+            payload = None if data is None else data[pair.offset * size : (pair.offset + pair.length) * size]
+            self._push(round_, pair, self._first[pair.index], rows, payload)
 
-    def _push(self, round_: int, pair: KVPair, to: int, rows: int, data: torch.Tensor | None) -> None:
-        if to == self._context.rank:
-            self._offer(round_, pair, to, rows, data)
-            return
-        header = self._header(Kind.PUSH_NONE if data is None else Kind.PUSH, round_, pair, rows)
-        self._context.send(to, header, None if data is None else raw(data))
+    def _push(self, round_: int, pair: KVPair, to: int, rows: int, payload: memoryview | None) -> None:
+        header = self._header(Kind.PUSH_NONE if payload is None else Kind.PUSH, round_, pair, rows)
+        self._context.send(to, header, payload)
 
     def on_message(self, header: Header, payload: memoryview) -> None:
         pair, round_ = self.unit.pairs[header.pair], header.round
@@ -124,7 +126,7 @@ class PS:
             return
         rows, result = average.take(round_)
         if pair.server != self._context.rank:
-            self._push(round_, pair, pair.server, rows, result)
+            self._push(round_, pair, pair.server, rows, None if result is None else raw(result))
             return
         add = partial(self._add, round_, pair, pair.server, rows, result)
         self._context.summed(0 if result is None else result.nbytes, add)
@@ -135,11 +137,13 @@ class PS:
         assert node is not None
         if not average.offer(round_, node, rows, data):
             return
-        _, result = average.take(round_)
+        # Copied, not sent from there: what is still to be sent must not change when the user changes the gradient.
+        target = _slice(self._rounds[round_].target, pair) if self._node is not None else None
+        _, result = average.take(round_, target)
         self._hand_on(round_, pair, result, topology.delegates(me, self.unit.index + pair.index))
         if self._node is not None:
             self._hand_on(round_, pair, result, list(self._beside))
-            self._complete(round_, pair, result)
+            self._complete(round_, pair, result, written=target is not None)
 
     def _hand_on(self, round_: int, pair: KVPair, result: torch.Tensor | None, peers: list[int]) -> None:
         header = self._header(Kind.PULL_NONE if result is None else Kind.PULL, round_, pair, 0)
@@ -147,9 +151,9 @@ class PS:
         for peer in peers:
             self._context.send(peer, header, payload)
 
-    def _complete(self, round_: int, pair: KVPair, result: torch.Tensor | None) -> None:
+    def _complete(self, round_: int, pair: KVPair, result: torch.Tensor | None, written: bool = False) -> None:
         state = self._rounds[round_]
-        if result is not None:
+        if result is not None and not written:
             if state.target is None:
                 state.target = torch.empty(self.unit.numel, dtype=self._context.dtype)
             state.target[pair.offset : pair.offset + pair.length].copy_(result)

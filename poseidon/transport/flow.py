@@ -2,7 +2,7 @@
 
 What a socket holds can't be overtaken any more, so bulk messages wait here until there is room among their peer's
 bytes in flight. Room comes back by receipts: a message's header says when its receiver is to confirm all up to it
-(`mark`), about once per quarter of the window. So the sender alone knows of windows, and a receiver has neither a
+(`mark`), about once per half of the window. So the sender alone knows of windows, and a receiver has neither a
 count to keep nor a rest to grant when traffic stops. No sockets here, no clock of its own.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from poseidon.transport.base import Counters
 
 #: To each peer there may be as much in flight as it takes in this time: enough for a receipt's way on fast links, and
-#: behind full queues, little enough to be overtaken on slow ones. Within these bounds, in bytes; but always two pieces.
+#: behind full queues, little enough to be overtaken on slow ones. Within these bounds, in bytes; two messages always.
 HORIZON_SECONDS = 0.12
 LEAST_WINDOW, MOST_WINDOW = 512 * 1024, 8 * 1024 * 1024
 FIRST_WINDOW = 1024 * 1024
@@ -56,7 +56,7 @@ class _Lane:
         """Bytes, the mark to ask for (0: none), and the message."""
         _, _, nbytes, message = heappop(self.queue)
         self.left += nbytes
-        if self.left - self._mark < self.window // 4:
+        if self.left - self._mark < self.window // 2:
             return nbytes, 0, message
         self._mark = self.left
         self._asked.append(_Asked(self.left, now, self.confirmed))

@@ -44,6 +44,8 @@ BURST, BURST_BYTES = 32, 1024 * 1024
 WATCH_SECONDS = 0.2
 _POLL_MS = 200
 BULK, URGENT = 0, 1
+# As plain numbers: operations on zmq's own take longer than sending.
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class ZmqEndpoint:
@@ -231,10 +233,10 @@ class ZmqEndpoint:
         sock = self._out[peer, channel]
         self.counters.sent[peer] += HEADER_BYTES + data.nbytes
         if data.nbytes:
-            sock.send(head, zmq.SNDMORE | zmq.NOBLOCK)
-            sock.send(data, zmq.NOBLOCK, copy=False)
+            sock.send(head, _MORE)
+            sock.send(data, _NOBLOCK, copy=False)
         else:
-            sock.send(head, zmq.NOBLOCK)
+            sock.send(head, _NOBLOCK)
 
     def close(self, timeout: float) -> None:
         if self._closed or self._forked:
@@ -322,7 +324,7 @@ class ZmqEndpoint:
         taken = 0
         for _ in range(BURST):
             try:
-                frames = self._in[channel].recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = self._in[channel].recv_multipart(_NOBLOCK, copy=False)
             except zmq.Again:
                 return False
             payload = frames[1].buffer if len(frames) == 2 else memoryview(b"")

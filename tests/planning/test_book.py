@@ -174,3 +174,14 @@ def test_blocks_are_planned_as_the_cost_model_says(shape, servers, count):
     assert busiest == (max(4, count) if topology.apart else 4 + count - 2) * block
     if servers is None:
         assert 2 * sent / 4 == busiest
+
+
+def test_the_oldest_round_leaves_first_then_the_front_layers():
+    params = [Param(f"l{i}.weight", f"l{i}", "Linear", (64, 64), "torch.float32", 4) for i in range(3)]
+    book = build_book(params, Topology.flat(2), kv_bytes=1 << 20, merge_bytes=0)
+    assert [unit.params for unit in book.units] == [(2,), (1,), (0,)]
+    keys = [(round_, unit) for round_ in (0, 1, 7) for unit in (2, 1, 0)]
+    assert sorted(keys, key=lambda key: book.priority(*key, front=True)) == keys
+    for round_ in (0, 1, 7):
+        assert len({book.priority(round_, unit, front=False) for unit in (0, 1, 2)}) == 1
+    assert 0 < book.priority(0, 2, front=False) < book.priority(1, 0, front=False) < book.priority(2, 2, front=False)

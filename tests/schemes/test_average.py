@@ -133,3 +133,23 @@ def test_rounds_under_way_do_not_mix():
         assert accumulator.missing(value) == [0]
         assert accumulator.offer(value, 0, 1, torch.full((5,), 2.0))
         assert accumulator.take(value)[1].tolist() == [1 + value / 2] * 5
+
+
+@pytest.mark.parametrize("rows", [[4, 4], [4, 3], [0, 5], [4, 4, 4], [1, 2, 3], [2, 0, 0]])
+def test_written_where_a_contribution_lies_in_blocks(monkeypatch, rows):
+    """As the shard's own rank wants it: the same bits, whatever the blocks."""
+    generator = torch.Generator().manual_seed(0)
+    data = [torch.randn(1000, generator=generator) for _ in rows]
+    results = []
+    for block in (1 << 20, 64):
+        monkeypatch.setattr("poseidon.schemes.average._BLOCK", block)
+        accumulator, parts = Average(1000, len(rows), torch.float32, 2), [part.clone() for part in data]
+        for part in reversed(range(len(rows))):
+            accumulator.offer(0, part, rows[part], parts[part])
+        total, result = accumulator.take(0, parts[0])
+        assert total == sum(rows)
+        assert torch.equal(parts[0], result)
+        results.append(result.clone())
+    assert torch.equal(*results)
+    expected = sum(n / sum(rows) * part.double() for n, part in zip(rows, data, strict=True))
+    torch.testing.assert_close(results[0].double(), expected, rtol=1e-5, atol=1e-6)

@@ -83,7 +83,7 @@ def test_nothing_stands_still_and_in_flight_is_bounded(messages, random):
     def send() -> None:
         for (number, priority), mark in drain(flow, 1, now):
             wire.append((number, priority, mark))
-        assert counters.in_flight <= max(MOST_WINDOW, MOST_WINDOW // 4 + largest, 2 * largest)
+        assert counters.in_flight <= max(MOST_WINDOW, MOST_WINDOW // 2 + largest, 2 * largest)
 
     while waiting or wire or receipts:
         now += random.random() * 10 ** random.randint(-6, 1)
