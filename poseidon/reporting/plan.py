@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,8 @@ class Plan:
         rows: per layer.
         totals: floats per node and iteration, both directions, by way; see :func:`poseidon.planning.totals`.
         bytes_sent_per_node: payload that the node which sends most sends per iteration.
-        rates: of the cluster, where comm.rule=time went by them.
+        rates: of the cluster, where comm.rule=time or comm.sparse=auto went by them.
+        sparse: weights whose factors are coded (``bytes_sent_per_node`` counts them so, floats do not).
     """
 
     model: str
@@ -42,6 +44,7 @@ class Plan:
     totals: dict[str, float]
     bytes_sent_per_node: float
     rates: dict[str, Any] | None = None
+    sparse: Sequence[str] = ()
 
     def scheme(self, row: LayerRow) -> str:
         return self.comm if self.comm in ("ddp", "fsdp") else row.scheme
@@ -140,6 +143,8 @@ def conclusion(plan: Plan) -> list[str]:
         "* layers with K that way, the rest by PS; last column: as chosen. Adam: the node that moves most; PS, SFB,",
         "  block: every node. K: rows that a layer sees per node and iteration; without K, PS is the only way",
     ]
+    if plan.sparse:
+        lines.append(f"  sparse factors, coded: {', '.join(plan.sparse)}; MB count them so, floats do not")
     if _has_embeddings(plan):
         lines.append("  rows: embeddings send the rows that were looked up, at most K; all else by PS")
     return lines

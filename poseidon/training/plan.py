@@ -86,6 +86,7 @@ def make_plan(config: TrainConfig) -> Plan:
         totals=totals(rows, nodes),
         bytes_sent_per_node=sent,
         rates=decision.rates,
+        sparse=decision.sparse,
     )
 
 
