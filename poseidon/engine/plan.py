@@ -65,7 +65,16 @@ class Plan:
         front = options.overlap == "full"
         make = Syncers if exchange.tracer is None else partial(TracedSyncers, exchange.tracer)
         self.syncers = make(
-            exchange, index, version, self.book, dtypes, options.kv_bytes, depth, device, sparse, front=front
+            exchange,
+            index,
+            version,
+            self.book,
+            dtypes,
+            options.kv_bytes,
+            depth,
+            device=device,
+            sparse=sparse,
+            front=front,
         )
         tell_servers(exchange, index, version, self.book, {**sizes, "front": front})
         self.gradients = Gradients(

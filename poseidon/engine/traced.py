@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from poseidon.engine.device import Device, Host, Moved
+from poseidon.engine.exchange import Exchange
 from poseidon.engine.syncers import Syncers
 from poseidon.planning import Book
 from poseidon.schemes import Contribution
@@ -45,11 +46,12 @@ def message_id(header: Header, receiver: int) -> str:
 class TracedSyncers(Syncers):
     """Syncers that record messages, waits and a server's sums."""
 
-    def __init__(self, tracer: Tracer, *args: Any) -> None:
+    def __init__(
+        self, tracer: Tracer, exchange: Exchange, model: int, plan: int, book: Book, *args: Any, **kwargs: Any
+    ) -> None:
         self._tracer = tracer  # before messages come
-        exchange, _, _, book, *_, device = args
-        self._about, self._me, self._adds = about_units(book), exchange.rank, device.has_values
-        super().__init__(*args)
+        self._about, self._me, self._adds = about_units(book), exchange.rank, kwargs["device"].has_values
+        super().__init__(exchange, model, plan, book, *args, **kwargs)
 
     def _message(self, row: Row, peer: int, header: Header, nbytes: int, receiver: int, start: float) -> None:
         more = {"bytes": nbytes, "peer": peer, "message": message_id(header, receiver)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,9 @@ class Plan:
         rows: per layer.
         totals: floats per node and iteration, both directions, by way; see :func:`poseidon.planning.totals`.
         bytes_sent_per_node: payload that the node which sends most sends per iteration.
-        rates: of the cluster, where comm.rule=time went by them.
+        rates: of the cluster, where comm.rule=time or comm.sparse=auto went by them.
         measures: a training would first measure rates, and may choose otherwise.
+        sparse: weights whose factors are coded (``bytes_sent_per_node`` counts them so, floats do not).
     """
 
     model: str
@@ -45,6 +47,7 @@ class Plan:
     bytes_sent_per_node: float
     rates: dict[str, Any] | None = None
     measures: bool = False
+    sparse: Sequence[str] = ()
 
     def scheme(self, row: LayerRow) -> str:
         return self.comm if self.comm in ("ddp", "fsdp") else row.scheme
@@ -149,6 +152,8 @@ def conclusion(plan: Plan) -> list[str]:
             "  comm.rule=time: a training measures rates first, and takes what is clearly faster by them; here it is",
             "  the papers' choice. By known rates: hardware=titan_x cluster=emulated cluster.bandwidth=10gbit",
         ]
+    if plan.sparse:
+        lines.append(f"  sparse factors, coded: {', '.join(plan.sparse)}; MB count them so, floats do not")
     if _has_embeddings(plan):
         lines.append("  rows: embeddings send the rows that were looked up, at most K; all else by PS")
     return lines

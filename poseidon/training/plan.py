@@ -90,6 +90,7 @@ def make_plan(config: TrainConfig) -> Plan:
         bytes_sent_per_node=sent,
         rates=decision.rates,
         measures=by_time(config) and timing is None,
+        sparse=decision.sparse,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from poseidon.api import Session
 from poseidon.errors import PoseidonError
 from poseidon.transport import Kind
+from tests.copies import LateCopies
 from tests.matrix.harness import Case, assert_equals_one_process, build, on_ranks, vectors
 from tests.ranks import run_ranks
 
@@ -65,6 +67,31 @@ def test_equals_one_process(comm: str) -> None:
 def test_with_servers_of_their_own() -> None:
     for comm in ("block", "project_adam"):
         assert_equals_one_process(case(sparse="always"), comm, [2, 4], servers=2)
+
+
+def test_from_a_device_with_memory_of_its_own() -> None:
+    assert_equals_one_process(case(sparse="always"), "sfb", [2, 4], copies=LateCopies)
+
+
+def test_with_staleness() -> None:
+    """Rounds overlap; reruns of what is applied as late as allowed are the same, coded or not."""
+
+    base = build(case())
+
+    def digest(session: Session, sparse: str) -> str:
+        model = copy.deepcopy(base)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        options: dict[str, Any] = {"staleness": 2, "staleness_mode": "fixed", "merge_bytes": 0, "sparse": sparse}
+        session.distribute(model, optimizer, comm="sfb", **options)
+        for step in range(8):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(10 * step + session.rank)
+            model(torch.randn(4, 40, generator=generator)).square().mean().backward()
+            optimizer.step()
+        return session.digest(model)
+
+    digests = [run_ranks(3, lambda session, how=how: digest(session, how)) for how in ("never", "always")]
+    assert len({each for ranks in digests for each in ranks}) == 1
 
 
 def test_under_autocast_and_in_double() -> None:
