@@ -89,7 +89,8 @@ def variants(config: SimulateConfig) -> list[Variant]:
         why = _NOT.get(variant.comm.name)
         if why is not None:
             key = "comm" if given is None else "simulate.comms"
-            raise UserError(f"{key}={variant.name}: {why} is not simulated; leave it out")
+            said = variant.comm.name if given is None else variant.name
+            raise UserError(f"{key}={said}: {why} is not simulated; leave it out")
         if variant.comm.name is Comm.hybrid and variant.comm.rule is Rule.time:
             raise UserError("comm.rule=time: only the papers' rule is simulated; set comm.rule=paper")
         if variant.comm.overlap is Overlap.full and variant.comm.name not in _OWN:
