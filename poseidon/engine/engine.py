@@ -232,8 +232,8 @@ class Engine:
                 handles.append(module.register_load_state_dict_pre_hook(Hook(lambda *_: self.drain())))
         handles += self.buffers.hook()
         if self._lazy is not None:
-            self._lazy.hook(self._model, self._by_id)
-            self._undo.append(self._lazy.unhook)
+            self._lazy.access.hook(self._model, self._by_id)
+            self._undo.append(self._lazy.access.unhook)
         self._undo += [handle.remove for handle in handles]
 
     def _new_round(self) -> None:
@@ -306,7 +306,7 @@ class Engine:
         self.buffers.finish()
         self._in_forward = False
         if self._lazy is not None:
-            self._lazy.inside = False
+            self._lazy.access.inside = False
 
     def _before_state_dict(self, *_: Any) -> None:
         if not self._drain_between() and self._stale is not None:

@@ -31,18 +31,17 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.optim import optimizer as torch_optimizer
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.backward import Hook
 from poseidon.engine.exchange import Exchange
+from poseidon.engine.partly import empty, step, unfit
 from poseidon.engine.passing import apart, plainly
 from poseidon.engine.plan import Plan
 from poseidon.engine.promise import Promise, promise
 from poseidon.engine.settings import Settings
-from poseidon.engine.slices import ELEMENTWISE
 from poseidon.engine.stepping import Stepping
-from poseidon.engine.watched import watch
+from poseidon.engine.watched import Access
 from poseidon.errors import UserError
 from poseidon.schemes import Share
 from poseidon.transport import Owner
@@ -51,25 +50,6 @@ log = logging.getLogger("poseidon")
 
 Item = tuple[int, int, Any]
 _NOBODY_ELSE = 2  # references to an object: a variable, and the argument of sys.getrefcount()
-#: Of torch.optim's, those that update every parameter by itself.
-_BY_PARAMETER = (*ELEMENTWISE, "Adafactor", "Muon", "SparseAdam")
-
-
-def by_parameter(optimizer: torch.optim.Optimizer) -> bool:
-    """Does stepping some parameters, then others, give the bits of one step of all?
-
-    One of the user's own says so by ``by_parameter = True`` in its class; it must step without parameters, too.
-    """
-    kind = type(optimizer)
-    known = kind.__name__ in _BY_PARAMETER and kind is getattr(torch.optim, kind.__name__, None)
-    differentiable = any(group.get("differentiable") for group in optimizer.param_groups)
-    return (known and not differentiable) or bool(kind.__dict__.get("by_parameter"))
-
-
-def hooked(optimizer: torch.optim.Optimizer) -> bool:
-    """Are there hooks around its steps, other than the engine's own for all optimizers?"""
-    everywhere = len(torch_optimizer._global_optimizer_pre_hooks) > 1 or torch_optimizer._global_optimizer_post_hooks
-    return bool(everywhere or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 @dataclass
@@ -126,61 +106,26 @@ class Lazy:
         self._warned = False
         self._owner, self._thread = Owner(), 0
         self._blanks: dict[int, torch.Tensor] = {}  # by index, what a promise looks like
-        # What a forward pass uses without a look through its module (references kept in a list) is applied before it.
-        self.inside = False  # a forward pass of the root module
-        self._used: set[int] | None = None  # ids of what was looked at inside, while that is being found out
-        self._hidden: tuple[int, ...] = ()
+        self.access = Access(self._read)
         self._late: set[int] = set()  # ids of what nobody has looked at since the step
-        self._of: dict[nn.Module, tuple[int, ...]] = {}
-        self._modules: list[nn.Module] = []
-        self._frames = 0  # compiled when the model was hooked
-        self._watched: list[Callable[[], None]] = []
 
     # --- the model's parameters --------------------------------------------------------------------------------
 
-    def hook(self, model: nn.Module, params: Mapping[int, int]) -> None:
-        """Watch the model's parameters; `params` has the indices of those that are trained, by id."""
-        self._used, self._hidden, self._blanks, self._frames = None, (), {}, _compiled()
-        self._modules = list(model.modules())
-        for module in self._modules:
-            ids = tuple(id(p) for p in module.parameters(recurse=False) if id(p) in params)
-            if ids:
-                self._of[module] = ids
-
-    def _watch(self) -> None:
-        """After a first iteration, in which compilers would have shown up: they must not find watched parameters."""
-        self._used = set()
-        for module in self._of:
-            undo = watch(module, self.read)
-            self._watched += [undo] if undo is not None else []
-
-    def _is_compiled(self) -> bool:
-        """Or is anything, since the parameters are watched? Who reads parameters in compiled code is not seen."""
-        marks = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in self._modules)
-        return marks or _compiled() != self._frames
-
-    def unhook(self) -> None:
-        self._of.clear()
-        self._modules.clear()
-        while self._watched:
-            self._watched.pop()()
-
     def before_module(self, module: nn.Module) -> None:
-        ids = self._of.get(module)
+        ids = self.access.of(module)
         if ids and self._round is not None:
             self._exchange.check()
         if ids:
-            self.read(ids)
+            self._read(ids)
 
     def before_forward(self) -> None:
         """Of the root module, with grad."""
-        self.inside = True
-        self.read(self._hidden)
+        self.access.inside = True
+        self._read(self.access.hidden)
 
-    def read(self, ids: Iterable[int]) -> None:
+    def _read(self, ids: Iterable[int]) -> None:
         """These parameters are looked at: what waits to be applied to them is waited for, and applied."""
-        if self._used is not None and self.inside:
-            self._used.update(ids)
+        self.access.note(ids)
         if self._late:
             self._late.difference_update(ids)
         round_ = self._round
@@ -236,9 +181,9 @@ class Lazy:
             why = self._unfit(optimizer)
             if why is not None:
                 self._at_once(why)
-        if self._is_compiled():
+        if self.access.compiled():
             self._at_once("the model, or a part of it, is compiled")
-        return trial or not self._watched or self._used is not None or self._why is not None
+        return trial or not self.access.known or self._why is not None
 
     def waited(self, seen: Iterable[int], params: Sequence[torch.Tensor]) -> None:
         """It was.
@@ -246,11 +191,7 @@ class Lazy:
         Args:
             seen: indices of parameters that this rank made gradients of.
         """
-        if not self._watched and not self._is_compiled():
-            self._watch()
-        elif self._used:
-            self._hidden = tuple(id(params[index]) for index in seen if id(params[index]) not in self._used)
-            self._used = None
+        self.access.learn([id(params[index]) for index in seen])
         self._next()
 
     def _next(self) -> None:
@@ -347,17 +288,13 @@ class Lazy:
             self._adopt(optimizer)
         round_.steps.append((optimizer, Settings(optimizer, self._own[optimizer])))
         round_.waiting |= {id(p): ours[id(p)] for p in held if id(p) in ours}
-        return _empty(optimizer)
+        return empty(optimizer)
 
     def _unfit(self, optimizer: torch.optim.Optimizer) -> str | None:
         """Why none of an optimizer's steps can be put off."""
         if self._closure:
             return "the optimizer steps with a closure"
-        if not by_parameter(optimizer):
-            return f"{type(optimizer).__name__} is not known to update each parameter by itself"
-        if hooked(optimizer):
-            return "the optimizer's step has hooks (clipping?)"
-        return None
+        return unfit(optimizer)
 
     def _objection(
         self, round_: _Round, optimizer: torch.optim.Optimizer, held: list[torch.Tensor], ours: Mapping[int, int]
@@ -373,7 +310,7 @@ class Lazy:
             return why
         if callable(get_eval_frame_callback()):  # of this thread, unlike torch.compiler.is_compiling()
             return "the optimizer's step is compiled"
-        if self._is_compiled():
+        if self.access.compiled():
             return "the model, or a part of it, is compiled"
         if any(id(p) in round_.waiting for p in held):
             return "two optimizers step the same parameters"
@@ -416,13 +353,11 @@ class Lazy:
         """Steps of our own, of these parameters alone."""
         only &= round_.waiting.keys()
         for optimizer, settings in round_.steps if only else ():
-            settings.enter(only)
             self._stepping.ours = True
             try:
-                type(optimizer).step(optimizer)
+                step(optimizer, settings, only)
             finally:
                 self._stepping.ours = False
-                settings.leave()
         for each in only:
             del round_.waiting[each]
 
@@ -483,17 +418,3 @@ class Lazy:
         error = UserError(f"rank {self._exchange.rank}: {text}")
         self._exchange.fail(error)
         raise error
-
-
-def _compiled() -> int:
-    """Frames of Python that torch.compile has looked at so far in this process."""
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    return 0 if dynamo is None else int(dynamo.counters["frames"]["total"])
-
-
-def _empty(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Of its class, without parameters: stepping it changes nothing."""
-    other = object.__new__(type(optimizer))
-    other.__dict__.update(optimizer.__dict__)
-    other.param_groups = [{**group, "params": []} for group in optimizer.param_groups]
-    return other

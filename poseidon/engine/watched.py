@@ -1,10 +1,10 @@
-"""A module's parameters, which say so when they are looked at."""
+"""A model's parameters, which say so when they are looked at."""
 
 from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
@@ -65,7 +65,67 @@ class Watched(dict[str, Any]):
         self._read(tuple(map(id, super().values())))
 
 
-def watch(module: nn.Module, read: Read) -> Callable[[], None] | None:
+class Access:
+    """Who looks at a model's parameters: calls of its modules, and everybody who gets them from their modules.
+
+    What a forward pass uses without either (references kept in a list) is found out by one whose gradients are known.
+
+    Attributes:
+        inside: a forward pass of the root module.
+        hidden: ids of what it uses unseen.
+        known: that has been found out.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self.inside = self.known = False
+        self.hidden: tuple[int, ...] = ()
+        self._read = read
+        self._used: set[int] = set()
+        self._of: dict[nn.Module, tuple[int, ...]] = {}
+        self._modules: list[nn.Module] = []
+        self._frames = 0  # compiled when the model was hooked
+        self._undo: list[Callable[[], None]] = []
+
+    def hook(self, model: nn.Module, trained: Container[int]) -> None:
+        """A model, and the ids of its parameters that are trained. Watched from the first :meth:`learn` on: compilers,
+        which show up before that, must not find watched parameters."""
+        self.hidden, self.known, self._used, self._frames = (), False, set(), _compiled_frames()
+        self._modules = list(model.modules())
+        for module in self._modules:
+            ids = tuple(id(p) for p in module.parameters(recurse=False) if id(p) in trained)
+            if ids:
+                self._of[module] = ids
+
+    def unhook(self) -> None:
+        self._of.clear()
+        self._modules.clear()
+        while self._undo:
+            self._undo.pop()()
+
+    def compiled(self) -> bool:
+        """Is a part of the model, or has anything been, since it was hooked? What compiled code reads is not seen."""
+        marks = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in self._modules)
+        return marks or _compiled_frames() != self._frames
+
+    def of(self, module: nn.Module) -> tuple[int, ...]:
+        return self._of.get(module, ())
+
+    def note(self, ids: Iterable[int]) -> None:
+        """These are looked at."""
+        if self.inside and not self.known:
+            self._used.update(ids)
+
+    def learn(self, made: Iterable[int]) -> None:
+        """A backward pass has made gradients of these, by id."""
+        if not self._undo:
+            if not self.compiled():
+                self._undo = [undo for module in self._of if (undo := _watch(module, self._read)) is not None]
+            self._used.clear()
+        elif self._used and not self.known:
+            self.hidden, self.known = tuple(each for each in made if each not in self._used), True
+
+
+def _watch(module: nn.Module, read: Read) -> Callable[[], None] | None:
     """Returns what undoes it; None where the module has no parameters, or keeps them elsewhere (TorchScript)."""
     params = module.__dict__.get("_parameters")
     if not params or type(params) is not dict or isinstance(module, torch.jit.ScriptModule):
@@ -77,3 +137,9 @@ def watch(module: nn.Module, read: Read) -> Callable[[], None] | None:
             module.__dict__["_parameters"] = dict(dict.items(watched))
 
     return undo
+
+
+def _compiled_frames() -> int:
+    """Frames of Python that torch.compile has looked at so far in this process."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["frames"]["total"])

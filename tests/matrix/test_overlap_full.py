@@ -539,15 +539,20 @@ def test_ranks_out_of_step_are_named() -> None:
         model = mlp().model()
         optimizer = sgd(model)
         session.distribute(model, optimizer, comm="hybrid", overlap="full")
-        with pytest.raises(OutOfStepError) as raised:
+
+        def train() -> None:
             for step in range(8):
                 model(torch.ones(2, 40)).square().mean().backward()
                 if step != 4 or session.rank:
                     optimizer.step()
                     optimizer.zero_grad()
+
+        with pytest.raises(OutOfStepError) as raised:
+            train()
         return str(raised.value)
 
-    assert all("rank 0 has made 4 optimizer steps" in said for said in run_ranks(2, body))
+    for said in run_ranks(2, body):
+        assert "rank 0 has made 4" in said or "rank 0 4 before" in said
 
 
 def test_who_is_waited_for_in_a_forward_pass_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -557,21 +562,20 @@ def test_who_is_waited_for_in_a_forward_pass_is_named(caplog: pytest.LogCaptureF
         model = mlp().model()
         optimizer = sgd(model)
         session.distribute(model, optimizer, comm="ps", overlap="full")
-        for step in range(6):
-            if step == 4 and session.rank == 1:
-                left.wait(20)
-                return True
-            try:
+
+        def train(steps: int) -> None:
+            for _ in range(steps):
                 optimizer.zero_grad()
                 model(torch.ones(2, 40)).square().mean().backward()
                 optimizer.step()
-            except PeerLostError as error:
-                left.set()
-                assert "rank 1: p" in str(error)
-                assert "iteration 4" in str(error)
-                assert model.state_dict()
-                return "between two iterations" in caplog.text
-        return False
+
+        train(4)
+        if session.rank == 1:
+            return left.wait(20)
+        with pytest.raises(PeerLostError, match=r"rank 1: p.* iteration 4"):
+            train(2)
+        left.set()
+        return bool(model.state_dict()) and "between two iterations" in caplog.text
 
     with contextlib.suppress(PeerLostError):
         assert all(run_ranks(2, body, timeout=1.0))
