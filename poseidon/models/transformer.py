@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -47,8 +46,8 @@ def transformer_lm(
     check_transformer(shape, width=width, heads=heads, layers=layers, mlp_ratio=mlp_ratio, dropout=dropout)
     if mlp_width is not None:
         check_positive(mlp_width=mlp_width)
-    make = partial(Block, width, heads, mlp_width or mlp_ratio * width, dropout, gated=gated, fused=fused)
-    return TransformerLM(shape[0], num_classes, width, [make() for _ in range(layers)], dropout, tied)
+    sizes = (shape[0], num_classes, width, heads, layers, mlp_ratio, dropout, tied)
+    return TransformerLM(*sizes, mlp_width=mlp_width, gated=gated, fused=fused)
 
 
 class TransformerLM(nn.Module):
@@ -65,18 +64,27 @@ class TransformerLM(nn.Module):
         positions: int,
         vocabulary: int,
         width: int,
-        blocks: Sequence[nn.Module],
+        heads: int,
+        layers: int,
+        mlp_ratio: int,
         dropout: float,
         tied: bool,
+        *,
+        mlp_width: int | None = None,
+        gated: bool = False,
+        fused: bool = False,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.empty(positions, width))
         self.drop = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(blocks)
+        hidden = mlp_width or mlp_ratio * width
+        self.blocks = nn.ModuleList(
+            Block(width, heads, hidden, dropout, gated=gated, fused=fused) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self._start(len(blocks))
+        self._start(layers)
         if tied:
             self.head.weight = self.tokens.weight
 
