@@ -9,7 +9,6 @@ as a send buffer below four segments of the route stalls on delayed acknowledgem
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ import zmq.auth.thread
 from zmq.utils.monitor import recv_monitor_message
 
 from poseidon.errors import PoseidonError, UserError
+from poseidon.transport.addresses import is_loopback, url
 from poseidon.transport.base import Counters, Handler
 from poseidon.transport.flow import LAST, Flow
 from poseidon.transport.frames import HEADER_BYTES, Header, Kind, body, seal, sized, unpack
@@ -130,7 +130,7 @@ class ZmqEndpoint:
             sock.curve_server = True
             sock.curve_publickey, sock.curve_secretkey = self._public, self._secret
         self._in_monitors[channel] = self._monitor(sock, zmq.EVENT_DISCONNECTED)
-        return sock.bind_to_random_port(_url(address))
+        return sock.bind_to_random_port(url(address))
 
     def _monitor(self, sock: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
         where = f"inproc://monitor-{sock.FD}"
@@ -187,8 +187,8 @@ class ZmqEndpoint:
             sock.curve_publickey, sock.curve_secretkey = self._public, self._secret
         self._out_monitors[peer, channel] = self._monitor(sock, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._peer_ports.add((address, port))
-        url = self._urls[peer, channel] = f"{_url(address)}:{port}"
-        sock.connect(url)
+        self._urls[peer, channel] = f"{url(address)}:{port}"
+        sock.connect(self._urls[peer, channel])
 
     def _say_hello(self) -> None:
         for peer, channel in self._out:
@@ -396,9 +396,9 @@ class ZmqEndpoint:
             return
         self._flow.drop(peer)
         for channel in (BULK, URGENT):
-            if url := self._urls.pop((peer, channel), None):
+            if where := self._urls.pop((peer, channel), None):
                 with contextlib.suppress(zmq.ZMQError):
-                    self._out[peer, channel].disconnect(url)
+                    self._out[peer, channel].disconnect(where)
 
 
 def _events(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
@@ -407,14 +407,3 @@ def _events(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
         message = recv_monitor_message(monitor)
         result.append((message["event"], message["value"]))
     return result
-
-
-def _url(address: str) -> str:
-    return f"tcp://[{address}]" if ":" in address else f"tcp://{address}"
-
-
-def is_loopback(address: str) -> bool:
-    """A host name is not (except localhost): what it stands for is decided elsewhere."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(address).is_loopback
-    return address == "localhost"
