@@ -9,7 +9,6 @@ as a send buffer below four segments of the route stalls on delayed acknowledgem
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import logging
 import os
@@ -23,14 +22,15 @@ from typing import Any
 
 import zmq
 import zmq.auth.thread
-from zmq.utils.monitor import recv_monitor_message
 
 from poseidon.errors import PoseidonError, UserError
+from poseidon.transport.addresses import is_loopback, url
 from poseidon.transport.base import Counters, Handler
 from poseidon.transport.flow import LAST, Flow
 from poseidon.transport.frames import HEADER_BYTES, Header, Kind, body, seal, sized, unpack
 from poseidon.transport.health import Health
 from poseidon.transport.inherited import close_inherited
+from poseidon.transport.monitors import heard, monitor
 
 log = logging.getLogger("poseidon.transport")
 
@@ -129,16 +129,8 @@ class ZmqEndpoint:
         if self._secure[channel]:
             sock.curve_server = True
             sock.curve_publickey, sock.curve_secretkey = self._public, self._secret
-        self._in_monitors[channel] = self._monitor(sock, zmq.EVENT_DISCONNECTED)
-        return sock.bind_to_random_port(_url(address))
-
-    def _monitor(self, sock: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-        where = f"inproc://monitor-{sock.FD}"
-        sock.monitor(where, events)
-        monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
-        monitor.setsockopt(zmq.RCVHWM, 0)  # a full one would block libzmq's own thread
-        monitor.connect(where)
-        return monitor
+        self._in_monitors[channel] = monitor(self._context, sock, zmq.EVENT_DISCONNECTED)
+        return sock.bind_to_random_port(url(address))
 
     def callback(self, domain: str, key: bytes) -> bool:
         """May a client with this CURVE key (z85) connect? Only the job's ranks may."""
@@ -185,10 +177,12 @@ class ZmqEndpoint:
         if self._secure[channel]:
             sock.curve_serverkey = key.encode()
             sock.curve_publickey, sock.curve_secretkey = self._public, self._secret
-        self._out_monitors[peer, channel] = self._monitor(sock, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._out_monitors[peer, channel] = monitor(
+            self._context, sock, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        )
         self._peer_ports.add((address, port))
-        url = self._urls[peer, channel] = f"{_url(address)}:{port}"
-        sock.connect(url)
+        self._urls[peer, channel] = f"{url(address)}:{port}"
+        sock.connect(self._urls[peer, channel])
 
     def _say_hello(self) -> None:
         for peer, channel in self._out:
@@ -369,15 +363,15 @@ class ZmqEndpoint:
     def _watch(self) -> None:
         """Read the connection events: strangers that went away, peers whose connections broke."""
         now = time.monotonic()
-        for channel, monitor in self._in_monitors.items():
-            for _, fd in _events(monitor):
+        for channel, ear in self._in_monitors.items():
+            for _, fd in heard(ear):
                 self.counters.stranger_connections += not self._health.inbound_ended(channel, fd, now)
-        for (peer, _), monitor in self._out_monitors.items():
-            for event, _ in _events(monitor):
+        for (peer, _), ear in self._out_monitors.items():
+            for event, _ in heard(ear):
                 # Before the handshake libzmq goes on trying; afterwards messages may have been lost.
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    self._connected.add(monitor)
-                elif monitor in self._connected:
+                    self._connected.add(ear)
+                elif ear in self._connected:
                     self._health.outbound_ended(peer, now)
 
     def _report_lost(self) -> None:
@@ -396,25 +390,6 @@ class ZmqEndpoint:
             return
         self._flow.drop(peer)
         for channel in (BULK, URGENT):
-            if url := self._urls.pop((peer, channel), None):
+            if where := self._urls.pop((peer, channel), None):
                 with contextlib.suppress(zmq.ZMQError):
-                    self._out[peer, channel].disconnect(url)
-
-
-def _events(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
-    result = []
-    while monitor.poll(0):
-        message = recv_monitor_message(monitor)
-        result.append((message["event"], message["value"]))
-    return result
-
-
-def _url(address: str) -> str:
-    return f"tcp://[{address}]" if ":" in address else f"tcp://{address}"
-
-
-def is_loopback(address: str) -> bool:
-    """A host name is not (except localhost): what it stands for is decided elsewhere."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(address).is_loopback
-    return address == "localhost"
+                    self._out[peer, channel].disconnect(where)
