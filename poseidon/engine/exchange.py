@@ -80,7 +80,10 @@ class Exchange:
         self.failure: PoseidonError | None = None
         self.traffic = Traffic()
         self.tracer: Tracer | None = None  # of what plans do that are made from now on
-        self.coder = Coder(lambda call, what: endpoint.post(partial(self.guarded, call, what)), self.broken)
+        self.coder = Coder(
+            lambda call, what: endpoint.post(partial(self.guarded, call, what)),
+            partial(self.broken, what="the coding of factors"),
+        )
         self._receivers: dict[tuple[int, int], Receiver] = {}
         self._shut: set[tuple[int, int]] = set()
         self._early: dict[tuple[int, int], list[tuple[Header, memoryview]]] = defaultdict(list)
@@ -321,10 +324,9 @@ class Exchange:
         except Empty:
             self.failure = self.failure or error
 
-    def broken(self, error: Exception) -> None:
+    def broken(self, error: Exception, what: str = "copies between the device and its host") -> None:
         """End the run for everyone, as a thread that works for the endpoint has failed; from any thread."""
-        failure = _named(self.rank, "copies between the device and its host, or the coding of factors, failed", error)
-        self.endpoint.post(partial(self._fail, failure))
+        self.endpoint.post(partial(self._fail, _named(self.rank, f"{what} failed", error)))
 
     def answer(self, model: int, call: Callable[[int, int, int, int], None]) -> None:
         """From now on ``call(rank, number, round, passes)`` runs, in the endpoint's thread, when a rank asks for this

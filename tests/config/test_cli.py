@@ -128,7 +128,7 @@ def test_one_s_own_parts_by_config_dir(asked, tmp_path, monkeypatch):
     [
         ("poseidon tr", "train"),
         ("poseidon train model=le", "model=lenet"),
-        ("poseidon train comm.overlap=", "comm.overlap=backward"),
+        ("poseidon train comm.overlap=", "comm.overlap=full"),
         ("poseidon train trainer.eval_b", "trainer.eval_batch_size="),
     ],
 )

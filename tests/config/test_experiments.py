@@ -91,8 +91,8 @@ def test_files_with_commands_were_found():
 @pytest.mark.parametrize(
     ("choice", "means"),
     [
-        ("caffe_ps", (Comm.ps, Overlap.none, Rule.paper)),
-        ("wfbp", (Comm.ps, Overlap.backward, Rule.paper)),
+        ("caffe_ps", (Comm.ps, Overlap.none, Rule.time)),  # where nothing is chosen, no rule matters
+        ("wfbp", (Comm.ps, Overlap.backward, Rule.time)),
         ("poseidon", (Comm.hybrid, Overlap.backward, Rule.paper)),
     ],
 )

@@ -159,10 +159,10 @@ def test_a_transfer_that_is_none_ends_the_run_by_name() -> None:
         assert exchange is not None
         send = exchange.send
 
-        def tampered(peer: int, header: Any, payload: Any) -> None:
+        def tampered(peer: int, header: Any, payload: Any, *priority: int) -> None:
             if header.kind is Kind.FACTORS and header.dense and session.rank == 0:
                 payload = memoryview(b"\xff" * len(payload))
-            send(peer, header, payload)
+            send(peer, header, payload, *priority)
 
         exchange.send = tampered  # type: ignore[method-assign]
         model = Thinned()
