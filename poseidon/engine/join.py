@@ -1,7 +1,8 @@
 """Ranks that have more steps than others: who is through goes along with the others' rounds, without rows.
 
 Each rank says when it is through, after how many rounds and steps. In the end everyone takes the state of the rank
-that made most steps, as a rank that goes along does not know when the others step.
+that made most steps, as a rank that goes along does not know when the others step. Nobody leaves before all know that
+all are through: a rank that did not would go along with what another one begins after it has left.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 
 from poseidon.engine.engine import Engine
 from poseidon.engine.exchange import TAG_THROUGH, Exchange
+
+#: Mailbox tag of the word that a rank knows all to be through.
+_TAG_ALL_THROUGH = 13
 
 
 def join(exchange: Exchange, engines: Sequence[Engine]) -> None:
@@ -44,6 +48,11 @@ def join(exchange: Exchange, engines: Sequence[Engine]) -> None:
         exchange.unwatch(news)
         for engine in engines:
             engine.listen(None)
+    others = [peer for peer in range(exchange.world_size) if peer != exchange.rank]
+    for peer in others:
+        exchange.say(peer, 0, _TAG_ALL_THROUGH, "")
+    for peer in others:
+        exchange.hear(peer, 0, _TAG_ALL_THROUGH, "end of session.join()")
     exchange.joins += 1
     for number, engine in enumerate(engines):
         steps = {rank: state[number][1] for rank, state in through.items()}

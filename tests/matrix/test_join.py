@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from poseidon.errors import PeerLostError, UserError
 from tests.matrix.harness import COMMS, mean_square
 from tests.matrix.test_agreement import same
 from tests.ranks import run_ranks
+
+join_module = sys.modules["poseidon.engine.join"]  # the package has a function of this name
 
 
 def net() -> nn.Module:
@@ -82,6 +86,37 @@ def test_training_goes_on_afterwards() -> None:
             model.eval()
             model(torch.ones(2, 6))
             model.train()
+        return session.digest(model)
+
+    assert len(set(run_ranks(3, body))) == 1
+
+
+def test_nobody_goes_along_with_what_begins_after_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    base, begun, go_along = net(), threading.Event(), join_module._go_along
+
+    def late(exchange: Any, engines: Any, through: Any) -> bool:
+        """Rank 0 looks around again only once others have gone on to the next step, if they can."""
+        if exchange.rank == 0 and engines[0].round == 3 and not exchange.joins:
+            begun.wait(1)
+        return go_along(exchange, engines, through)
+
+    monkeypatch.setattr(join_module, "_go_along", late)
+
+    def body(session: Session) -> str:
+        model = copy.deepcopy(base)
+        optimizer = sgd(model)
+        session.distribute(model, optimizer, overlap="none")
+        with session.join():
+            for step in range(3 if session.rank else 1):
+                optimizer.zero_grad()
+                model(rows(session.rank, step)).square().mean().backward()
+                optimizer.step()
+        optimizer.zero_grad()
+        loss = model(rows(session.rank, 9)).square().mean()
+        if session.rank == 2:
+            threading.Timer(0.2, begun.set).start()  # while this backward pass waits for rank 0
+        loss.backward()
+        optimizer.step()
         return session.digest(model)
 
     assert len(set(run_ranks(3, body))) == 1
