@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from poseidon.config.schema import ClusterConfig, Comm, Part, TrainConfig
+from poseidon.config.schema import ClusterConfig, Comm, Overlap, Part, TrainConfig
 from poseidon.errors import UserError
 from poseidon.tracking.folder import read_json
 from poseidon.tracking.where import store_uri
@@ -164,7 +164,7 @@ def test_two_nodes_leave_all_records(config, tmp_path, capfd):
 @pytest.mark.slow
 def test_downpour_learns_and_goes_on_from_its_checkpoint(config, tmp_path, capfd):
     """Without waiting, three workers; what is evaluated, saved and compared is alike on all of them."""
-    config.comm.name, config.cluster.nodes = Comm.downpour, 3
+    config.comm.name, config.comm.overlap, config.cluster.nodes = Comm.downpour, Overlap.backward, 3
     config.optimizer |= {"lr": 0.1, "momentum": 0.5}
     config.trainer.epochs, config.trainer.check_every, config.trainer.clip_norm = 10, 50, 1.0
     config.schedule["step_size"] = 8
@@ -206,7 +206,8 @@ def test_a_run_of_one_process_goes_on_with_two_under_pytorchs_own_to_the_same_re
 
 def assert_goes_on(config, comm, tmp_path, whole):
     """From the half of the single run to its end."""
-    run = replace(config, comm=replace(config.comm, name=comm), trainer=replace(config.trainer))
+    comms = replace(config.comm, name=comm, overlap=Overlap.backward)
+    run = replace(config, comm=comms, trainer=replace(config.trainer))
     run.trainer.resume = str(tmp_path / "single" / "checkpoints" / "iteration-32.pt")
     run.trainer.clip_norm = 1e9
     run.trainer.check_every = 20
