@@ -40,8 +40,8 @@ class Slow(InprocEndpoint):
         self._worker = threading.Thread(target=self._work, daemon=True)
         self._worker.start()
 
-    def send(self, peer: int, header: Header, payload: Any = None, *, urgent: bool = False) -> None:
-        self._queue.put(partial(super().send, peer, header, payload, urgent=urgent))
+    def send(self, peer: int, header: Header, payload: Any = None, **how: Any) -> None:
+        self._queue.put(partial(super().send, peer, header, payload, **how))
 
     def _work(self) -> None:
         pause = threading.Event()
