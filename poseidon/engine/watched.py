@@ -36,6 +36,15 @@ class Watched(dict[str, Any]):
         self._read((id(found),))
         return found
 
+    def pop(self, key: str, *default: Any) -> Any:
+        if key in self:
+            self[key]
+        return super().pop(key, *default)
+
+    def __iter__(self) -> Any:
+        """Its own, so that dict(...) and {**...} go through __getitem__."""
+        return super().__iter__()
+
     def values(self) -> Any:
         self._read_all()
         return super().values()
