@@ -31,11 +31,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.utils.hooks import RemovableHandle
 
-from poseidon.engine.backward import Hook
 from poseidon.engine.exchange import Exchange
-from poseidon.engine.partly import empty, step, unfit
+from poseidon.engine.partly import before_reads, empty, step, unfit
 from poseidon.engine.passing import apart, plainly
 from poseidon.engine.plan import Plan
 from poseidon.engine.promise import Promise, promise
@@ -96,7 +94,7 @@ class Lazy:
     ) -> None:
         self._exchange, self._take, self._write, self._stepping = exchange, take, write, stepping
         self._own: dict[torch.optim.Optimizer, set[tuple[int, str]]] = {}  # by optimizer; see Settings
-        self._handles: list[RemovableHandle] = []
+        self._undo: list[Callable[[], object]] = []
         self._round: _Round | None = None
         self._why: str | None = None  # this step's gradients are waited for at once
         self._looked = False  # at ``p.grad``, as this step's first backward pass found it
@@ -363,15 +361,11 @@ class Lazy:
 
     def _adopt(self, optimizer: torch.optim.Optimizer) -> None:
         self._own[optimizer] = set()
-        hook = Hook(lambda *_: self.drain())
-        self._handles += [
-            optimizer.register_state_dict_pre_hook(hook),
-            optimizer.register_load_state_dict_pre_hook(hook),
-        ]
+        self._undo += before_reads(optimizer, self.drain)
 
     def _leave(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+        while self._undo:
+            self._undo.pop()()
 
     def close(self) -> None:
         """What is not applied is dropped, with the promises."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
+from functools import partial
+from typing import Any, SupportsIndex
 
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from poseidon.engine.backward import Hook
 from poseidon.engine.settings import Settings
 from poseidon.engine.slices import ELEMENTWISE
 
@@ -55,3 +58,17 @@ def empty(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     other.__dict__.update(optimizer.__dict__)
     other.param_groups = [{**group, "params": []} for group in optimizer.param_groups]
     return other
+
+
+def before_reads(optimizer: torch.optim.Optimizer, call: Callable[[], None]) -> list[Callable[[], object]]:
+    """Have `call` run before an optimizer's state is taken, loaded, copied or pickled; gives what undoes that."""
+    hook = Hook(lambda *_: call())
+    handles = optimizer.register_state_dict_pre_hook(hook), optimizer.register_load_state_dict_pre_hook(hook)
+
+    def reduce(protocol: SupportsIndex) -> Any:
+        call()
+        return type(optimizer).__reduce_ex__(optimizer, protocol)
+
+    # copy and pickle look there, in the object before its class. What a copy has of it is torch's to say: not this.
+    vars(optimizer)["__reduce_ex__"] = reduce
+    return [*(handle.remove for handle in handles), partial(vars(optimizer).pop, "__reduce_ex__", None)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -277,6 +278,18 @@ def copied(session: Session, model: nn.Module, optimizer: Any, step: int) -> Non
         assert torch.equal(one, two)
 
 
+def duplicated(session: Session, model: nn.Module, optimizer: Any, step: int) -> None:
+    """Copies of the optimizer have what it has once nothing waits any more."""
+    others = copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))
+    session.synchronize()
+    mine = optimizer.state_dict()["state"]
+    for other in others:
+        assert "__reduce_ex__" not in vars(other)
+        torch.testing.assert_close(other.state_dict()["state"], mine, rtol=0, atol=0)
+        pairs = zip(other.param_groups[0]["params"], optimizer.param_groups[0]["params"], strict=True)
+        assert all(torch.equal(one, two) for one, two in pairs)
+
+
 def averaged(session: Session, model: nn.Module, optimizer: Any, step: int) -> None:
     """Weights are changed through the module: what was put off comes first."""
     with torch.no_grad():
@@ -315,7 +328,7 @@ def stopped(session: Session, model: nn.Module, optimizer: Any, step: int) -> No
         session.distribute(model, optimizer, comm="ps", overlap="full")
 
 
-BETWEEN = [evaluated, saved, copied, averaged, rewritten, frozen, digested, logged]
+BETWEEN = [evaluated, saved, copied, duplicated, averaged, rewritten, frozen, digested, logged]
 
 
 @pytest.mark.parametrize("between", BETWEEN, ids=lambda call: call.__name__)
