@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from poseidon.config.paths import run_folders
 from poseidon.errors import UserError
 
 USAGE = """\
@@ -33,28 +33,13 @@ def main(argv: Sequence[str]) -> int:
     from poseidon.reporting.timeline import draw_folders
 
     try:
-        folders, given = _parse(argv)
+        folders, given = run_folders(argv, _KEYS, "trace")
         for file in draw_folders(folders, _ranks(given.get("ranks", "0")), given.get("output")):
             print(f"timeline: {file}")
     except UserError as error:
         print(f"poseidon trace: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 2
     return 0
-
-
-def _parse(argv: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
-    folders, given = [], {}
-    for argument in argv:
-        key, equals, value = argument.partition("=")
-        if equals and key in _KEYS:
-            given[key] = value
-        elif Path(argument).is_dir():
-            folders.append(Path(argument))
-        else:
-            raise UserError(f"{argument}: is no folder of a run; keys are {' and '.join(_KEYS)}")
-    if not folders:
-        raise UserError("name the folders of runs; see poseidon trace --help")
-    return folders, given
 
 
 def _ranks(text: str) -> list[int]:

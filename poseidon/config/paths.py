@@ -1,7 +1,9 @@
-"""Where config groups, workflows, benchmarks and templates are: beside the code in a wheel, at a checkout's top."""
+"""Where config groups, workflows, benchmarks and templates are: beside the code in a wheel, at a checkout's top; and
+the folders that a user names."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from poseidon.errors import UserError
@@ -33,3 +35,23 @@ def _shipped(name: str) -> Path:
         if (parent / name).is_dir():
             return parent / name
     raise UserError(f"this installation of poseidon has no folder {name}/, looked in {package} and beside it")
+
+
+def run_folders(argv: Sequence[str], keys: Collection[str], workflow: str) -> tuple[list[Path], dict[str, str]]:
+    """A workflow's arguments: folders of runs, and key=value.
+
+    Raises:
+        UserError: an argument is neither; no folder is named.
+    """
+    folders, given = [], {}
+    for argument in argv:
+        key, equals, value = argument.partition("=")
+        if equals and key in keys:
+            given[key] = value
+        elif Path(argument).is_dir():
+            folders.append(Path(argument))
+        else:
+            raise UserError(f"{argument}: is no folder of a run; keys are {' and '.join(keys)}")
+    if not folders:
+        raise UserError(f"name the folders of runs; see poseidon {workflow} --help")
+    return folders, given
